@@ -1,0 +1,439 @@
+"""The processes of a release, read from ``/proc`` with the standard library alone.
+
+A process is ours when ``SGLANG_DEPLOY_RELEASE`` in its environment is a path below the root's ``releases/``. A child
+that lost the variable (a process title may overwrite it, a zombie has no environment left) is ours when it is in the
+process group of one that has it, or in a session that one of ours leads. Nothing else is ever signalled.
+
+Every reader takes ``proc``, the mount point of procfs, so that a test can lay out a process table of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+
+MARKER = "SGLANG_DEPLOY_RELEASE"
+_NEEDLE = MARKER.encode() + b"="
+# The engine assigns these in the parent whatever was there before (0.5.9: engine.py, _set_envs_and_config).
+ENGINE_OVERRIDES = ("CUDA_DEVICE_MAX_CONNECTIONS",)
+WORKER_ROLES = ("scheduler", "detokenizer")
+_DEAD_STATES = ("Z", "X", "x")
+_LISTEN = "0A"
+
+
+class TerminateError(Exception):
+    """A process would not die, or the port stayed taken. ``killed`` and ``elapsed`` (seconds) tell what was done."""
+
+    def __init__(self, message, killed=(), elapsed=0.0):
+        super().__init__(message)
+        self.killed = list(killed)
+        self.elapsed = elapsed
+
+
+def _read(path):
+    """Return a file's bytes, or None where the process is gone or hidden from us."""
+    try:
+        with open(path, "rb") as handle:
+            return handle.read()
+    except OSError:
+        return None
+
+
+def _stat(pid, proc):
+    """Return ``{pid, comm, state, ppid, pgid, sid, start}``, or None; ``start`` is in clock ticks since boot."""
+    raw = _read(f"{proc}/{pid}/stat")
+    if not raw:
+        return None
+    # The name stands in parentheses and may itself hold spaces and parentheses: the last one ends it.
+    head, tail = raw.decode("utf-8", "replace").rsplit(")", 1)
+    field = tail.split()
+    return {
+        "pid": int(pid),
+        "comm": head.split("(", 1)[1],
+        "state": field[0],
+        "ppid": int(field[1]),
+        "pgid": int(field[2]),
+        "sid": int(field[3]),
+        "start": int(field[19]),
+    }
+
+
+def environ(pid, proc="/proc"):
+    """Return the environment of a process as ``{name: value}``; empty where it is gone, a zombie or not readable."""
+    raw = _read(f"{proc}/{pid}/environ") or b""
+    pairs = (item.split(b"=", 1) for item in raw.split(b"\0") if b"=" in item)
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
+
+
+def cmdline(pid, proc="/proc"):
+    """Return the argument list of a process; a process title comes back as one argument without its padding."""
+    raw = _read(f"{proc}/{pid}/cmdline") or b""
+    return [os.fsdecode(item) for item in raw.rstrip(b"\0").split(b"\0")] if raw.strip(b"\0") else []
+
+
+def alive(state):
+    """Return whether a state letter of ``/proc/PID/stat`` is that of a living process; a zombie is dead."""
+    return state not in _DEAD_STATES
+
+
+def _marker(pid, proc):
+    """Return the marker's value in a process's environment, or None."""
+    raw = _read(f"{proc}/{pid}/environ")
+    if not raw or _NEEDLE not in raw:
+        return None
+    for item in raw.split(b"\0"):
+        if item.startswith(_NEEDLE):
+            return os.fsdecode(item[len(_NEEDLE) :])
+    return None
+
+
+def _scope(path):
+    """Return ``(prefix, exact)`` for a root or for one release (a path whose parent is named ``releases``)."""
+    path = os.path.abspath(path)
+    if os.path.basename(os.path.dirname(path)) == "releases":
+        return None, {path, os.path.realpath(path)}
+    return tuple({os.path.join(base, "releases", "") for base in (path, os.path.realpath(path))}), None
+
+
+def _dead(pid, table):
+    return pid not in table or not alive(table[pid]["state"])
+
+
+def _within(release, scope):
+    prefix, exact = scope
+    if release is None:
+        return False
+    return release in exact if exact is not None else release.startswith(prefix)
+
+
+def release_of(pid, proc="/proc"):
+    """Return the release path that a process is marked with, whatever root it belongs to, or None."""
+    return _marker(pid, proc)
+
+
+def launch_of(release):
+    """Return a release's ``launch.json`` as a dict; empty where it is missing or not valid."""
+    try:
+        with open(os.path.join(release, "launch.json"), encoding="utf-8") as handle:
+            data = json.load(handle)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def role_of(argv, comm, launch_argv=None):
+    """Return ``(role, tp_rank)`` from a command line; a zombie has only its name, cut to 15 characters."""
+    title = argv[0] if argv else comm
+    if title.startswith("sglang::schedul"):
+        rank = re.search(r"_TP(\d+)", title)
+        return "scheduler", int(rank.group(1)) if rank else None
+    if title.startswith("sglang::detoken"):
+        return "detokenizer", None
+    text = " ".join(argv)
+    if "multiprocessing.resource_tracker" in text:
+        return "resource_tracker", None
+    if "multiprocessing.spawn" in text or not argv:
+        return "other", None
+    if "sglang.launch_server" in argv or argv == launch_argv:
+        return "server", None
+    return "other", None
+
+
+def scan(root, proc="/proc"):
+    """Return the processes of a root, or of one release when ``root`` is a path ``.../releases/<id>``.
+
+    :returns: ``[{pid, ppid, pgid, sid, state, start, uid, comm, cmdline, release, role, tp_rank}]`` ordered by pid,
+        zombies included (``state`` Z). ``start`` is in clock ticks since boot, ``cmdline`` a list, ``role`` one of
+        server, scheduler, detokenizer, resource_tracker, other.
+    """
+    scope = _scope(root)
+    table, marked = {}, {}
+    for name in os.listdir(proc):
+        if not name.isdigit():
+            continue
+        stat = _stat(name, proc)
+        # Kernel threads (children of kthreadd, pid 2) have no environment; skipping them halves the cost on a big host.
+        if stat is None or stat["ppid"] == 2:
+            continue
+        table[stat["pid"]] = stat
+        release = _marker(name, proc)
+        if release is not None:
+            marked[stat["pid"]] = release
+    ours = {pid: release for pid, release in marked.items() if _within(release, scope)}
+    groups, sessions = {}, {}
+    for pid in sorted(ours, key=lambda item: table[item]["start"]):
+        groups.setdefault(table[pid]["pgid"], pid)
+        if table[pid]["sid"] == pid:
+            sessions[pid] = pid
+    for pid, stat in table.items():
+        if pid in marked:
+            continue
+        elder = groups.get(stat["pgid"])
+        if elder is not None:
+            leader = stat["pgid"]
+            if leader in ours:
+                ours[pid] = ours[leader]
+            elif _dead(leader, table) and (stat["start"] >= table[elder]["start"] or pid == leader):
+                # The leader died. Its group lives on with its children; what is older than the first of ours is none.
+                ours[pid] = ours[elder]
+        elif stat["sid"] in sessions:
+            ours[pid] = ours[stat["sid"]]
+    launch_argv = {release: launch_of(release).get("argv") for release in set(ours.values())}
+    found = []
+    for pid in sorted(ours):
+        argv = cmdline(pid, proc)
+        role, rank = role_of(argv, table[pid]["comm"], launch_argv[ours[pid]])
+        try:
+            uid = os.stat(f"{proc}/{pid}").st_uid
+        except OSError:
+            continue
+        found.append(dict(table[pid], uid=uid, cmdline=argv, release=ours[pid], role=role, tp_rank=rank))
+    return found
+
+
+def is_ours(pid, root, proc="/proc"):
+    """Return whether a process belongs to a root (or to one release, see :func:`scan`)."""
+    if _within(_marker(pid, proc), _scope(root)):
+        return True
+    return any(item["pid"] == int(pid) for item in scan(root, proc))
+
+
+def _address(text):
+    """Return the dotted or colon form of an address in ``/proc/net/tcp`` (host byte order in groups of four bytes)."""
+    raw = bytes.fromhex(text)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+
+
+def _sockets(port, proc):
+    """Return ``{inode: (address, uid)}`` of the listening TCP sockets on a port."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        for line in (_read(f"{proc}/net/{name}") or b"").decode().splitlines()[1:]:
+            field = line.split()
+            if field[3] != _LISTEN:
+                continue
+            address, _, number = field[1].partition(":")
+            if int(number, 16) == int(port):
+                found[field[9]] = (_address(address), int(field[7]))
+    return found
+
+
+def listeners(port, proc="/proc"):
+    """Return who listens on a TCP port, in this network namespace.
+
+    :returns: ``[{pid, address, inode, uid, cmdline, release}]``; ``pid`` is None and ``cmdline`` empty where the holder
+        is not visible to this user, ``release`` is None for a process that no release started.
+    """
+    sockets = _sockets(port, proc)
+    if not sockets:
+        return []
+    found, seen = [], set()
+    for name in sorted((item for item in os.listdir(proc) if item.isdigit()), key=int):
+        try:
+            links = os.listdir(f"{proc}/{name}/fd")
+        except OSError:
+            continue
+        for link in links:
+            try:
+                target = os.readlink(f"{proc}/{name}/fd/{link}")
+            except OSError:
+                continue
+            inode = target[8:-1] if target.startswith("socket:[") else None
+            if inode in sockets and (name, inode) not in seen:
+                seen.add((name, inode))
+                found.append((int(name), inode))
+    held = {inode for _, inode in found}
+    found += [(None, inode) for inode in sorted(sockets) if inode not in held]
+    return [
+        {
+            "pid": pid,
+            "address": sockets[inode][0],
+            "inode": int(inode),
+            "uid": sockets[inode][1],
+            "cmdline": cmdline(pid, proc) if pid else [],
+            "release": release_of(pid, proc) if pid else None,
+        }
+        for pid, inode in found
+    ]
+
+
+def describe(item):
+    """Return one short text for a process or a listener: ``pid 12 (uid 0) python -m ...``."""
+    if item.get("pid") is None:
+        return f"a process of uid {item['uid']} that this user cannot see"
+    text = " ".join(item.get("cmdline") or []) or item.get("comm", "")
+    return f"pid {item['pid']} (uid {item['uid']}) {text[:120]}"
+
+
+def expected_schedulers(launch):
+    """Return how many scheduler processes a launch asks for on this host: TP x PP x DP / nodes."""
+    args = (launch.get("expect") or {}).get("args") or {}
+
+    def number(*names):
+        value = next((args[name] for name in names if args.get(name) is not None), 1)
+        return max(int(value), 1)
+
+    replicas = 1 if args.get("enable-dp-attention") else number("dp-size", "data-parallel-size", "dp")
+    ranks = int(launch.get("tp_size") or 1) * number("pp-size", "pipeline-parallel-size") * replicas
+    return max(ranks // number("nnodes"), 1)
+
+
+def compare_env(process_env, expected):
+    """Compare one worker's environment with the expected one.
+
+    :returns: ``{name: {status, expected, actual}}`` with status ``equal``, ``missing``, ``different`` or ``overridden``
+        (the engine assigns this variable itself, so the variant cannot set it).
+    """
+    result = {}
+    for name, value in expected.items():
+        actual = process_env.get(name)
+        if actual == str(value):
+            status = "equal"
+        elif actual is None:
+            status = "missing"
+        else:
+            status = "overridden" if name in ENGINE_OVERRIDES else "different"
+        result[name] = {"status": status, "expected": str(value), "actual": actual}
+    return result
+
+
+def drift(launch, root, proc="/proc"):
+    """Return why the live processes are not those of a launch, as a list of texts; empty when they are.
+
+    :param launch: content of the release's ``launch.json``.
+    :param root: the deployment's root.
+    """
+    release = launch["cwd"]
+    found = scan(root, proc)
+    living = [item for item in found if alive(item["state"])]
+    reasons = []
+    running = {item["release"] for item in living}
+    foreign = sorted(item for item in running if os.path.realpath(item) != os.path.realpath(release))
+    reasons += [f"processes of another release run: {os.path.basename(item)}" for item in foreign]
+    living = [item for item in living if item["release"] not in foreign]
+    servers = [item for item in living if item["role"] == "server"]
+    if not servers:
+        return reasons + ["no server process runs"]
+    if all(item["cmdline"] != launch["argv"] for item in servers):
+        reasons.append("the server runs with other arguments than launch.json")
+    reasons += [
+        f"{item['role']} pid {item['pid']} is a zombie"
+        for item in found
+        if item["role"] in WORKER_ROLES and item["release"] not in foreign and not alive(item["state"])
+    ]
+    schedulers = [item for item in living if item["role"] == "scheduler"]
+    wanted = expected_schedulers(launch)
+    if len(schedulers) != wanted:
+        reasons.append(f"{len(schedulers)} scheduler processes run, {wanted} are expected")
+    expected = (launch.get("expect") or {}).get("env") or {}
+    for item in (item for item in living if item["role"] in WORKER_ROLES):
+        env = environ(item["pid"], proc)
+        # A title that overwrote the block hides variables that are in force: that is no drift, verify reports it.
+        if MARKER not in env:
+            continue
+        bad = sorted(n for n, one in compare_env(env, expected).items() if one["status"] in ("missing", "different"))
+        if bad:
+            reasons.append(f"{item['role']} pid {item['pid']} does not hold the expected {', '.join(bad)}")
+    return reasons
+
+
+def _signal(item, number, proc, kill):
+    """Signal a process if it still is the one that was scanned; return whether the signal was sent."""
+    now = _stat(item["pid"], proc)
+    if now is None or now["start"] != item["start"] or not alive(now["state"]):
+        return False
+    try:
+        kill(item["pid"], number)
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return False
+        raise
+    return True
+
+
+def port_of(launch):
+    """Return the TCP port of a launch's endpoint, or None."""
+    match = re.search(r":(\d+)/?$", launch.get("endpoint") or "")
+    return int(match.group(1)) if match else None
+
+
+def terminate(path, timeout=60.0, ports=(), grace=2.0, kill_timeout=10.0, spare=(), proc="/proc", kill=os.kill):
+    """Stop every process of a root, or of one release, and wait until their ports are free.
+
+    SIGTERM goes to the topmost processes only, because the server drains its requests and takes its children along.
+    What outlives it by ``grace`` seconds is killed: the group, and whatever else carries the marker.
+
+    :param path: the root, or one release (``.../releases/<id>``).
+    :param timeout: seconds that a topmost process may take after SIGTERM.
+    :param ports: TCP ports to wait for, added to those of the launch.json of each release found.
+    :param spare: release paths whose processes are left alone.
+    :returns: ``{found: [pid], killed: [{pid, role, comm, release, signal}], elapsed}``; ``killed`` holds what SIGTERM
+        did not stop, ``elapsed`` is in seconds.
+    :raises TerminateError: a process will not die, may not be signalled, or a port stays taken; the message names them.
+    """
+    begin = time.monotonic()
+    ports, found, killed = set(ports), set(), {}
+
+    def living():
+        items = [item for item in scan(path, proc) if alive(item["state"]) and item["release"] not in spare]
+        for release in {item["release"] for item in items}:
+            port = port_of(launch_of(release))
+            if port:
+                ports.add(port)
+        found.update(item["pid"] for item in items)
+        return items
+
+    def fail(message):
+        raise TerminateError(message, killed.values(), round(time.monotonic() - begin, 3))
+
+    def wait(seconds, condition):
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def send(item, number):
+        try:
+            return _signal(item, number, proc, kill)
+        except PermissionError:
+            return fail(f"{describe(item)} may not be signalled by this user")
+
+    first = living()
+    if not first:
+        return {"found": [], "killed": [], "elapsed": round(time.monotonic() - begin, 3)}
+    pids = {item["pid"] for item in first}
+    top = [item for item in first if item["role"] == "server" or item["ppid"] not in pids]
+    for item in top:
+        send(item, signal.SIGTERM)
+    keys = {(item["pid"], item["start"]) for item in top}
+    wait(timeout, lambda: not any((item["pid"], item["start"]) in keys for item in living()))
+    wait(grace, lambda: not living())
+
+    def kill_all():
+        rest = living()
+        for item in rest:
+            if send(item, signal.SIGKILL):
+                entry = {key: item[key] for key in ("pid", "role", "comm", "release")}
+                killed[item["pid"]] = dict(entry, signal="SIGKILL")
+        return not rest
+
+    if not wait(kill_timeout, kill_all):
+        fail("still alive after SIGKILL: " + "; ".join(describe(item) for item in living()))
+
+    def taken():
+        return [item for port in sorted(ports) for item in listeners(port, proc)]
+
+    if not wait(kill_timeout, lambda: not taken()):
+        named = ", ".join(str(port) for port in sorted(ports))
+        fail(f"port {named} is still taken by " + "; ".join(describe(item) for item in taken()))
+    return {"found": sorted(found), "killed": list(killed.values()), "elapsed": round(time.monotonic() - begin, 3)}

@@ -1,0 +1,95 @@
+# One entry point for operators and contributors. `make` prints what there is.
+# A recipe is one script (.ONESHELL) that ends at its first failing command: no `a && b`, which would hide a failing a.
+
+VARIANT ?= fewchan_fusion
+EXTRA ?=
+JOBS ?= 2
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+.NOTPARALLEL:
+
+PYTHON ?=
+export PYTHON
+# Said aloud, because Ansible ignores an ansible.cfg that it finds in a directory which others may write.
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+PLAYBOOK := .venv/bin/ansible-playbook
+PYTEST := .venv/bin/python -m pytest
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  VARIANT=$(VARIANT) names the variant; EXTRA='-e key=value --check --diff -i inventory/example' goes to ansible-playbook"
+
+## --- the deployment
+
+.PHONY: deploy status benchmark rollback stop destroy
+deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
+	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
+
+status benchmark rollback stop: controller
+	$(PLAYBOOK) $@.yml $(EXTRA)
+
+status: ## show release, variant, state, health and endpoint
+benchmark: ## measure the running server
+rollback: ## go back to the release promoted before; EXTRA='-e release=<id>' for another one
+stop: ## stop the server
+
+destroy: controller ## stop the embedded server and remove everything it has on this machine
+	@if [[ ! -d .embedded ]]; then echo "nothing to remove: .embedded does not exist"; exit 0; fi
+	$(PLAYBOOK) stop.yml $(EXTRA)
+	@if ! .venv/bin/python tools/processes.py .embedded; then
+		echo "refused: the processes above still run from .embedded; end them, then run make destroy again" >&2
+		exit 1
+	fi
+	rm -rf .embedded
+
+## --- the tests
+
+.PHONY: test lint unit pythons spec molecule playbooks integration bench-deploy bench-client
+test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
+
+lint: testenv ## ansible-lint (production), yamllint, ruff
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/yamllint --strict .
+	echo "yamllint: clean"
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python tools/ansible_lint.py --offline --strict
+
+unit: testenv ## modules and their functions
+	$(PYTEST) tests/unit
+
+pythons: testenv ## the same under every other Python from 3.9 to 3.13 that this machine has
+	.venv/bin/python tools/test_pythons.py
+
+spec: testenv ## defaults = specs, documentation = specs, both inventories
+	$(PYTEST) tests/spec
+
+molecule: testenv ## every role by itself; JOBS scenarios at a time
+	.venv/bin/python tools/molecule_all.py --jobs $(JOBS)
+
+playbooks: testenv ## the verbs: syntax, dry runs, refusals
+	$(PYTEST) tests/playbooks
+
+integration: testenv ## deploy, switch, crash and roll back with the real server
+	$(PYTEST) tests/integration
+
+bench-deploy: testenv ## time a deploy against plain playbooks
+	.venv/bin/python tools/bench_deploy.py
+
+bench-client: testenv ## compare the benchmark client with others
+	.venv/bin/python tools/bench_client.py
+
+## --- the tools
+
+.PHONY: controller testenv lock
+controller:
+	@tools/bootstrap controller
+
+testenv: controller
+	@tools/bootstrap test
+
+lock: controller ## resolve requirements/*.in anew
+	tools/lock

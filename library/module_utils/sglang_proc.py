@@ -305,11 +305,12 @@ def compare_env(process_env, expected):
     return result
 
 
-def drift(launch, root, proc="/proc"):
+def drift(launch, root, loading=False, proc="/proc"):
     """Return why the live processes are not those of a launch, as a list of texts; empty when they are.
 
     :param launch: content of the release's ``launch.json``.
     :param root: the deployment's root.
+    :param loading: the server has just been started: schedulers that are not there yet are no reason.
     """
     release = launch["cwd"]
     found = scan(root, proc)
@@ -324,6 +325,10 @@ def drift(launch, root, proc="/proc"):
         return reasons + ["no server process runs"]
     if all(item["cmdline"] != launch["argv"] for item in servers):
         reasons.append("the server runs with other arguments than launch.json")
+    own = environ(servers[0]["pid"], proc)
+    stale = sorted(name for name, value in launch.get("env", {}).items() if own.get(name) != value)
+    if stale and MARKER in own:
+        reasons.append(f"the server's environment differs from launch.json in {', '.join(stale)}")
     reasons += [
         f"{item['role']} pid {item['pid']} is a zombie"
         for item in found
@@ -331,7 +336,7 @@ def drift(launch, root, proc="/proc"):
     ]
     schedulers = [item for item in living if item["role"] == "scheduler"]
     wanted = expected_schedulers(launch)
-    if len(schedulers) != wanted:
+    if len(schedulers) != wanted and not (loading and len(schedulers) < wanted):
         reasons.append(f"{len(schedulers)} scheduler processes run, {wanted} are expected")
     expected = (launch.get("expect") or {}).get("env") or {}
     for item in (item for item in living if item["role"] in WORKER_ROLES):

@@ -1,0 +1,182 @@
+"""The deploy lock ``<root>/lock``: JSON ``{schema, run, variant, since}`` naming the run that may change the root.
+
+Reading and writing happen under a short flock of ``<root>/.lock.guard``; the lock itself outlives the process that took
+it, since one run is many module calls. Its modification time is the heartbeat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+
+from ansible.module_utils.sglang_release_store import atomic_write, fsync_directory, utc_now
+
+SCHEMA = 1
+# A load of the full model takes ten minutes, and waiting modules touch the lock all the time.
+HEARTBEAT_LIMIT = 15 * 60
+
+
+class LockedError(Exception):
+    """Another run holds the lock; the message says who and what to do. ``holder`` is its dict."""
+
+    def __init__(self, message, holder):
+        super().__init__(message)
+        self.holder = holder
+
+
+def lock_path(root):
+    """Return ``<root>/lock``."""
+    return os.path.join(root, "lock")
+
+
+@contextlib.contextmanager
+def _guard(root):
+    descriptor = os.open(os.path.join(root, ".lock.guard"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def read(root):
+    """Return the holder ``{run, variant, since, heartbeat_age}`` (age in seconds), or null where nobody holds the lock.
+
+    A lock file that is no JSON is somebody's all the same: its run is empty.
+    """
+    try:
+        with open(lock_path(root), encoding="utf-8", errors="replace") as handle:
+            age = max(0.0, time.time() - os.fstat(handle.fileno()).st_mtime)
+            text = handle.read()
+    except FileNotFoundError:
+        return None
+    try:
+        holder = json.loads(text)
+        if not isinstance(holder["run"], dict):
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        holder = {"run": {}, "variant": "", "since": ""}
+    holder["heartbeat_age"] = round(age, 1)
+    return holder
+
+
+def _boot_id():
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
+        return handle.read().strip()
+
+
+def _pid_start(pid):
+    """Return the start time of a process in clock ticks since boot, or null where it is gone or only a zombie."""
+    try:
+        with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as handle:
+            fields = handle.read().rpartition(")")[2].split()
+    except (OSError, ValueError, TypeError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def stale_reason(holder, run):
+    """Return why the holder is certainly dead, or an empty text where that cannot be known from here.
+
+    :param holder: dict of :func:`read`. :param run: the run that asks.
+    """
+    held = holder["run"]
+    name, boot = held.get("controller"), held.get("boot_id")
+    if not name or not boot:
+        return ""
+    here = name == socket.gethostname()
+    if (here and boot != _boot_id()) or (name == run.get("controller") and boot != run.get("boot_id")):
+        return f"{name} was restarted since"
+    if here:
+        start = _pid_start(held.get("pid"))
+        if start is None:
+            return f"its process {held.get('pid')} is gone"
+        if str(start) != str(held.get("pid_start")):
+            return f"process {held.get('pid')} is another one by now"
+    return ""
+
+
+def describe(holder):
+    """Return one line that names a holder."""
+    run = holder["run"]
+    if not run:
+        return f"an unreadable lock file, touched {holder['heartbeat_age']:.0f} s ago"
+    return (
+        f"run {run.get('id')} of user {run.get('user')} on controller {run.get('controller')} (pid {run.get('pid')}), "
+        f"variant {holder.get('variant') or 'none'}, since {holder.get('since')}, "
+        f"last sign of life {holder['heartbeat_age']:.0f} s ago"
+    )
+
+
+def _refusal(root, holder):
+    text = f"{lock_path(root)} is held by {describe(holder)}. Rule: one deploy at a time on a host. Way out: "
+    left = HEARTBEAT_LIMIT - holder["heartbeat_age"]
+    if holder["run"].get("controller") == socket.gethostname():
+        return text + f"wait for it, or end process {holder['run'].get('pid')}; then this run takes over."
+    if left > 0:
+        return text + f"wait for it, or end it; if it shows no sign of life, break_lock=true breaks it in {left:.0f} s."
+    return text + "make sure that it is dead, then run again with break_lock=true (-e sglang_break_lock=true)."
+
+
+def acquire(root, run, variant="", break_lock=False):
+    """Take the lock for a run, or renew it where the run has it.
+
+    :return: ``{taken: bool, took_over: text}``; ``taken`` is false where the run had it, ``took_over`` names the dead.
+    :raises LockedError: another run has it. :raises OSError: the root is missing or not writable.
+    """
+    with _guard(root):
+        holder, took_over = read(root), ""
+        if holder and holder["run"].get("id") == run["id"]:
+            os.utime(lock_path(root))
+            return {"taken": False, "took_over": ""}
+        if holder:
+            reason = stale_reason(holder, run)
+            local = holder["run"].get("controller") == socket.gethostname()
+            if not reason and break_lock and not local and holder["heartbeat_age"] > HEARTBEAT_LIMIT:
+                reason = "broken by break_lock=true"
+            if not reason:
+                raise LockedError(_refusal(root, holder), holder)
+            took_over = f"took the lock over from {describe(holder)}: {reason}"
+        record = {"schema": SCHEMA, "run": run, "variant": variant, "since": utc_now()}
+        atomic_write(lock_path(root), (json.dumps(record, sort_keys=True, indent=2) + "\n").encode("ascii"))
+        return {"taken": True, "took_over": took_over}
+
+
+def heartbeat(root, run):
+    """Show that the run lives; true where the lock is the run's. Cheap enough for every turn of a waiting loop."""
+    if not run or not os.path.exists(lock_path(root)):
+        return False
+    with _guard(root):
+        holder = read(root)
+        if not holder or holder["run"].get("id") != run.get("id"):
+            return False
+        os.utime(lock_path(root))
+        return True
+
+
+def release(root, run):
+    """Give the lock back; true where the run had it, false where nobody or somebody else has it."""
+    if not os.path.exists(lock_path(root)):
+        return False
+    with _guard(root):
+        holder = read(root)
+        if not holder or holder["run"].get("id") != run.get("id"):
+            return False
+        os.unlink(lock_path(root))
+        fsync_directory(root)
+        return True
+
+
+@contextlib.contextmanager
+def held(root, run, variant=""):
+    """Hold the lock for a block: renewed where the run has it, else taken and given back at the end."""
+    taken = acquire(root, run, variant)["taken"]
+    try:
+        yield
+    finally:
+        if taken:
+            release(root, run)

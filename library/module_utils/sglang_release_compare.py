@@ -1,0 +1,214 @@
+"""The states of the module sglang_release that look and decide: compared, locked, target, info.
+
+Each function takes ``(params, check)`` and returns the result's keys; ``check`` is check mode: the same keys come back
+and nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc
+from ansible.module_utils import sglang_release_plan as choose
+from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_engine import describe as describe_engine
+from ansible.module_utils.sglang_model import describe as describe_model
+from ansible.module_utils.sglang_release_store import ReleaseError
+
+
+def make_result(**keys):
+    """Return the keys of every result, with these set; ``before`` and ``after`` are texts for the diff."""
+    result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
+    result.update(before="", after="")
+    result.update(keys)
+    return result
+
+
+def record_event(params, event, release=None, variant=None, **fields):
+    """Append an event of this run to the ledger."""
+    line = dict(fields, event=event, run=params["run"], release=release, variant=variant)
+    sglang_ledger.append(params["root"], line)
+
+
+def brief_of(root, manifest):
+    """Return the short form of a manifest, or null for none."""
+    return store.brief(root, manifest) if manifest else None
+
+
+def current_of(root, problems):
+    """Return the current id; a link that is none of ours is a problem, which the next activation mends or names."""
+    try:
+        return store.read_current(root)
+    except ReleaseError as error:
+        problems.append(str(error))
+        return None
+
+
+def _take_lock(params, check, warnings):
+    """Take the lock unless in check mode; return whether this call took it."""
+    root = params["root"]
+    if check:
+        holder = sglang_lock.read(root)
+        if holder and holder["run"].get("id") != params["run"]["id"]:
+            warnings.append(f"{sglang_lock.lock_path(root)} is held by {sglang_lock.describe(holder)}")
+        return False
+    os.makedirs(root, mode=0o755, exist_ok=True)
+    outcome = sglang_lock.acquire(root, params["run"], params["variant"], params["break_lock"])
+    if outcome["took_over"]:
+        warnings.append(outcome["took_over"])
+        record_event(params, "lock_taken_over", variant=params["variant"], reason=outcome["took_over"])
+    return outcome["taken"]
+
+
+def _under_new_lock(params, check, work):
+    """Take the lock and leave it taken for the run, but give it back where the work fails."""
+    warnings = []
+    taken = _take_lock(params, check, warnings)
+    try:
+        result = work()
+    except BaseException:
+        if taken:
+            sglang_lock.release(params["root"], params["run"])
+        raise
+    result["warnings"] = warnings + result["warnings"]
+    return result
+
+
+def _drift(root, current):
+    """Return why what runs is not the current release, as text lines."""
+    path = store.release_path(root, current)
+    try:
+        with open(os.path.join(path, "launch.json"), encoding="utf-8") as handle:
+            launch = json.load(handle)
+    except (OSError, ValueError) as error:
+        return [f"launch.json of {current} cannot be read: {error}"]
+    return sglang_proc.drift(launch, root)
+
+
+def compare(params, check):
+    """Return the plan; see docs/architecture.md."""
+
+    def work():
+        root, variant = params["root"], params["variant"]
+        manifests, problems = store.list_releases(root)
+        current = current_of(root, problems)
+        engine, model = describe_engine(params["engine"]), describe_model(params["model"])
+        text = choose.digest(params["inputs"], engine["fingerprint"], model["fingerprint"])
+        reasons, found = [], None
+        for item in choose.candidates(manifests, text, current):
+            edits = store.changed_files(store.release_path(root, item["id"]), item)
+            if not edits:
+                found = item
+                break
+            reasons.append(f"{item['id']} was edited after it was sealed and is not used: {'; '.join(edits[:5])}")
+        for name, state in (("engine", engine), ("model", model)):
+            if not state["present"]:
+                reasons.append(f"the {name} is not there" + (f": {state['problem']}" if state.get("problem") else ""))
+        drift = _drift(root, current) if current and found and found["id"] == current else []
+        if not found:
+            reasons.append(f"no complete release of digest {text} exists")
+        elif found["id"] != current:
+            reasons.append(f"the current release is {current or 'none'}, not {found['id']}")
+        elif found["state"] != "promoted":
+            reasons.append(f"{found['id']} is {found['state']}, not promoted")
+        reasons += drift
+        release = found["id"] if found else choose.new_id(variant, text, [item["id"] for item in manifests])
+        serving = choose.find(manifests, current)
+        plan = {
+            "in_sync": not reasons,
+            "reasons": reasons,
+            "drift": drift,
+            "release": {
+                "id": release,
+                "path": store.release_path(root, release),
+                "digest": text,
+                "variant": variant,
+                "built": found is not None,
+                "state": found["state"] if found else None,
+            },
+            "current": brief_of(root, serving),
+            "previous": brief_of(root, choose.previous(manifests, current, release)),
+            "engine": engine,
+            "model": model,
+            "unfinished": choose.unfinished(manifests),
+            "problems": problems,
+        }
+        if not check:
+            record_event(params, "compared", release, variant, in_sync=plan["in_sync"], reasons=reasons)
+        message = f"{release} serves and is promoted" if plan["in_sync"] else "; ".join(reasons)
+        return make_result(plan=plan, msg=message)
+
+    return _under_new_lock(params, check, work)
+
+
+def lock(params, check):
+    """Take the lock for a run that compares nothing; the plan holds only current and previous."""
+
+    def work():
+        manifests, problems = store.list_releases(params["root"])
+        current = current_of(params["root"], problems)
+        plan = _plain_plan(params["root"], manifests, problems, current, None)
+        return make_result(plan=plan, msg=f"the current release is {current or 'none'}")
+
+    return _under_new_lock(params, check, work)
+
+
+def _plain_plan(root, manifests, problems, current, release):
+    found = choose.find(manifests, release)
+    return {
+        "in_sync": False,
+        "reasons": [],
+        "drift": [],
+        "release": dict(brief_of(root, found), built=True) if found else None,
+        "current": brief_of(root, choose.find(manifests, current)),
+        "previous": brief_of(root, choose.previous(manifests, current, release)),
+        "engine": None,
+        "model": None,
+        "unfinished": choose.unfinished(manifests),
+        "problems": problems,
+    }
+
+
+def target(params, check):
+    """Take the lock and resolve the release that a rollback goes to; the plan's release is that one."""
+
+    def work():
+        root = params["root"]
+        manifests, problems = store.list_releases(root)
+        current = current_of(root, problems)
+        if params["release"]:
+            store.parse_id(params["release"])
+        found = choose.target(manifests, current, params["release"], params["allow_rejected"])
+        edits = store.changed_files(store.release_path(root, found["id"]), found)
+        if edits:
+            raise ReleaseError(
+                f"release: {found['id']} was edited after it was sealed: {'; '.join(edits[:5])}. Way out: deploy its "
+                "variant again, which builds it afresh."
+            )
+        plan = _plain_plan(root, manifests, problems, current, found["id"])
+        plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}"]
+        return make_result(plan=plan, release=brief_of(root, found), msg=plan["reasons"][0])
+
+    return _under_new_lock(params, check, work)
+
+
+def info(params, check):
+    """Return what is on this host, from disk alone; needs no lock and changes nothing."""
+    root = params["root"]
+    manifests, problems = store.list_releases(root)
+    current = current_of(root, problems)
+    events, torn = sglang_ledger.read(root)
+    releases = [dict(store.brief(root, item), current=item["id"] == current) for item in reversed(manifests)]
+    if current and not choose.find(manifests, current):
+        problems.append(f"current points to {current}, which does not exist or has no readable manifest")
+    content = {
+        "releases": releases,
+        "current": brief_of(root, choose.find(manifests, current)),
+        "previous": brief_of(root, choose.last_promoted(manifests, (current,))),
+        "unfinished": choose.unfinished(manifests),
+        "ledger": events[-10:],
+        "lock": sglang_lock.read(root),
+        "problems": problems + torn,
+    }
+    return make_result(info=content, msg=f"{len(releases)} releases, current: {current or 'none'}")

@@ -1,0 +1,285 @@
+"""The states of the module sglang_release that change a release, and the table of all states.
+
+Each function takes ``(params, check)`` and returns the result's keys; ``check`` is check mode: the same keys come back
+and nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ansible.module_utils import sglang_lock, sglang_proc
+from ansible.module_utils import sglang_release_plan as choose
+from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_release_compare import (
+    brief_of,
+    compare,
+    current_of,
+    info,
+    lock,
+    make_result,
+    record_event,
+    target,
+)
+from ansible.module_utils.sglang_release_store import ReleaseError
+
+# Files without which a release cannot be started.
+REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
+
+
+def _entry(params, state):
+    run = params["run"]
+    return {
+        "state": state,
+        "time": store.utc_now(),
+        "run": run["id"],
+        "user": run.get("user", ""),
+        "reason": params["reason"],
+    }
+
+
+def create(params, check):
+    """Make the directory of a release; what killed runs left of the same digest goes away."""
+    root, release = params["root"], params["release"]
+    _, variant, text = store.parse_id(release)
+    manifests, problems = store.list_releases(root)
+    found = choose.find(manifests, release)
+    if found:
+        return make_result(release=brief_of(root, found), msg=f"{release} exists and is {found['state']}")
+    if os.path.lexists(store.release_path(root, release)):
+        raise ReleaseError(f"release: {release} is taken: {'; '.join(item for item in problems if release in item)}")
+    store.owner_ids(params["owner"])
+    removed = [item["id"] for item in manifests if item["digest"] == text and not store.complete(item)]
+    removed += store.leftovers(root)
+    manifest = {
+        "schema": store.SCHEMA,
+        "id": release,
+        "variant": variant,
+        "digest": text,
+        "state": "building",
+        "created": store.utc_now(),
+        "run": params["run"]["id"],
+        "record": store.without_secrets(params["record"]),
+        "files": None,
+        "history": [_entry(params, "building")],
+    }
+    if not check:
+        for name in removed:
+            store.remove_release_directory(root, name)
+        store.make_release_directory(root, manifest, params["owner"])
+        record_event(params, "created", release, variant, removed=removed)
+    return make_result(
+        changed=True,
+        release=brief_of(root, manifest),
+        removed=removed,
+        after=store.manifest_text(manifest),
+        msg=f"created {release}",
+    )
+
+
+def _load(params, check):
+    """Return the manifest of the release of the task.
+
+    In check mode a release may be missing, since the task that creates it did nothing: it is taken as it would be then.
+    """
+    root, release = params["root"], params["release"]
+    path = store.release_path(root, release)
+    try:
+        return store.read_manifest(path)
+    except FileNotFoundError:
+        if not check:
+            raise ReleaseError(
+                f"release: {release} does not exist below {store.releases_directory(root)} or has no manifest.json. "
+                "Way out: take an id that state=info lists."
+            ) from None
+    _, variant, text = store.parse_id(release)
+    return {
+        "schema": store.SCHEMA,
+        "id": release,
+        "variant": variant,
+        "digest": text,
+        "state": "building",
+        "created": store.utc_now(),
+        "run": params["run"]["id"],
+        "record": {},
+        "files": None,
+        "history": [],
+        "imagined": True,
+    }
+
+
+def _advance(params, check, manifest, state, event, files=None):
+    """Write a manifest in its new state, tell the ledger, and return the result."""
+    root, release = params["root"], manifest["id"]
+    imagined = manifest.pop("imagined", False)
+    before = "" if imagined else store.manifest_text(manifest)
+    after = dict(manifest, state=state, history=manifest["history"] + [_entry(params, state)])
+    if files:
+        after["files"] = files
+    if not check:
+        store.write_manifest(store.release_path(root, release), after)
+        if event:
+            fields = {"files": files} if files else {}
+            record_event(params, event, release, manifest["variant"], reason=params["reason"], **fields)
+    return make_result(
+        changed=True,
+        release=brief_of(root, after),
+        before=before,
+        after=store.manifest_text(after),
+        msg=f"{release}: {manifest['state']} -> {state}",
+    )
+
+
+def build(params, check):
+    """Seal a release: list its files with their hashes; from here on it does not change."""
+    manifest = _load(params, check)
+    root, path = params["root"], store.release_path(params["root"], manifest["id"])
+    if store.complete(manifest):
+        return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is sealed already")
+    missing = [name for name in REQUIRED_FILES if not os.path.isfile(os.path.join(path, name))]
+    if missing and not check:
+        raise ReleaseError(
+            f"release: {manifest['id']} lacks {' and '.join(missing)} and could not be started. Way out: run the roles "
+            "nccl_env and sglang_server (render) before the release is sealed."
+        )
+    files = None if check else store.write_files(path, store.hash_files(path))
+    return _advance(params, check, manifest, "built", "built", files=files)
+
+
+def activate(params, check):
+    """Let the link point to a complete release and mark it as being judged. The one that leaves keeps its state."""
+    root = params["root"]
+    manifest = _load(params, check)
+    release = manifest["id"]
+    if not check and not store.complete(manifest):
+        raise ReleaseError(
+            f"release: {release} was never finished and cannot serve. Way out: deploy its variant again, or take a "
+            "complete release that state=info lists."
+        )
+    before = current_of(root, []) if os.path.islink(os.path.join(root, "current")) else store.read_current(root)
+    moved = before != release
+    if not moved and manifest["state"] == "active":
+        return make_result(release=brief_of(root, manifest), msg=f"{release} is active already")
+    # Manifest, link, ledger: killed after the first, the old release is still current and the next run moves the link.
+    if manifest["state"] == "active":
+        result = make_result(changed=True, release=brief_of(root, manifest))
+    else:
+        result = _advance(params, check, manifest, "active", None)
+    if not check:
+        if moved:
+            store.move_current(root, release)
+        record_event(params, "activated", release, manifest["variant"], previous=before, reason=params["reason"])
+    result["msg"] = f"current: {before or 'none'} -> {release}"
+    result["before"] = f"current -> {before or 'none'}\n" + result["before"]
+    result["after"] = f"current -> {release}\n" + result["after"]
+    return result
+
+
+def promote(params, check):
+    """Record that the current release passed."""
+    root = params["root"]
+    manifest = _load(params, check)
+    if manifest["state"] == "promoted":
+        return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is promoted already")
+    if not check and (manifest["state"] != "active" or store.read_current(root) != manifest["id"]):
+        raise ReleaseError(
+            f"release: {manifest['id']} is {manifest['state']} and the current release is {store.read_current(root)}. "
+            "Rule: only the active release that the link points to is promoted. Way out: activate it, then verify it."
+        )
+    return _advance(params, check, manifest, "promoted", "promoted")
+
+
+def reject(params, check):
+    """Record that a release failed and why; one that was never created is only told to the ledger."""
+    root, release = params["root"], params["release"]
+    _, variant, _ = store.parse_id(release)
+    try:
+        manifest = store.read_manifest(store.release_path(root, release))
+    except FileNotFoundError:
+        if not check:
+            record_event(params, "rejected", release, variant, reason=params["reason"])
+        return make_result(msg=f"{release} was never created; the ledger has the reason")
+    if manifest["state"] == "rejected" and manifest["history"][-1]["reason"] == params["reason"]:
+        return make_result(release=brief_of(root, manifest), msg=f"{release} is rejected already")
+    return _advance(params, check, manifest, "rejected", "rejected")
+
+
+def retire(params, check):
+    """Record that a rollback left a promoted release; one that was refused keeps that state."""
+    root = params["root"]
+    manifest = _load(params, check)
+    if manifest["state"] not in ("promoted", "active"):
+        message = f"{manifest['id']} is {manifest['state']} and stays so"
+        return make_result(release=brief_of(root, manifest), msg=message)
+    if not check and store.read_current(root) == manifest["id"]:
+        raise ReleaseError(
+            f"release: {manifest['id']} is the current release. Rule: a release retires after another one is active."
+        )
+    return _advance(params, check, manifest, "retired", "retired")
+
+
+def prune(params, check):
+    """Delete old and unfinished releases; what serves, runs or may be rolled back to stays."""
+    root = params["root"]
+    manifests, problems = store.list_releases(root)
+    current = store.read_current(root)
+    protected = {current, params["release"]} | {os.path.basename(item["release"]) for item in sglang_proc.scan(root)}
+    for manifest in (
+        choose.last_promoted(manifests),
+        choose.last_promoted(manifests, (current,)),
+        choose.previous(manifests, current, None),
+    ):
+        if manifest:
+            protected.add(manifest["id"])
+    removed = choose.prunable(manifests, params["keep"], protected) + store.leftovers(root)
+    if not check:
+        for name in removed:
+            store.remove_release_directory(root, name)
+        if removed:
+            record_event(params, "pruned", removed=removed)
+    return make_result(
+        changed=bool(removed),
+        removed=removed,
+        before="".join(f"{name}\n" for name in removed),
+        msg=f"removed: {', '.join(removed) or 'nothing'}",
+    )
+
+
+def unlock(params, check):
+    """Give the lock back where it is this run's; anything else is left alone, so that it may stand in ``always``."""
+    root = params["root"]
+    if check or not sglang_lock.release(root, params["run"]):
+        return make_result(msg="this run holds no lock")
+    record_event(params, "unlocked", variant=params["variant"])
+    return make_result(msg="the lock is free")
+
+
+# state: (function, whether it runs under the lock for its own duration when the run does not hold it yet)
+STATES = {
+    "compared": (compare, False),
+    "locked": (lock, False),
+    "target": (target, False),
+    "created": (create, True),
+    "built": (build, True),
+    "active": (activate, True),
+    "promoted": (promote, True),
+    "rejected": (reject, True),
+    "retired": (retire, True),
+    "pruned": (prune, True),
+    "unlocked": (unlock, False),
+    "info": (info, False),
+}
+
+
+def run_state(params, check):
+    """Run ``params['state']``; ``params`` are the module's.
+
+    :raises ReleaseError: refused, with the rule and the way out.
+    :raises sglang_lock.LockedError: another run works here.
+    """
+    function, locked = STATES[params["state"]]
+    if check or not locked:
+        return function(params, check)
+    os.makedirs(params["root"], mode=0o755, exist_ok=True)
+    with sglang_lock.held(params["root"], params["run"], params["variant"]):
+        return function(params, check)

@@ -1,0 +1,280 @@
+#!/usr/bin/python
+"""Ansible module: the states of a release, the link ``current``, the deploy lock and the ledger of a host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: sglang_release
+short_description: Compare, create, seal, activate, promote, reject and prune releases of a host
+description:
+  - A release is a directory that holds everything a variant changes; C(<root>/current) links to the one that serves.
+  - Every write is made beside its target, synced and renamed, so a kill or a power cut leaves the old or the new state,
+    and the next run converges.
+  - Only one run at a time changes a root. O(state=compared), O(state=locked) and O(state=target) take the lock for the
+    run, O(state=unlocked) gives it back; the other states hold it for their own duration where the run has none.
+  - Every transition is appended to C(<root>/ledger.jsonl).
+options:
+  state:
+    description:
+      - C(compared) takes the lock and returns the plan of a deploy; C(locked) takes it for a run that compares nothing.
+      - C(created) makes the directory of a release; C(built) lists and hashes its files and seals it.
+      - C(active) moves the link; C(promoted), C(rejected) and C(retired) record a verdict.
+      - C(target) takes the lock and resolves the release that a rollback goes to.
+      - C(pruned) deletes old and unfinished releases; C(unlocked) gives the lock back; C(info) reports.
+    type: str
+    required: true
+    choices: [compared, locked, created, built, active, promoted, rejected, retired, target, pruned, unlocked, info]
+  root:
+    description: Directory of the deployment on the host, an absolute path. It is made where a state writes.
+    type: path
+    required: true
+  release:
+    description:
+      - Id of a release, never a path. For O(state=target) empty means the release promoted last before the current one;
+        for O(state=pruned) it is one more release to keep.
+    type: str
+    default: ""
+  variant:
+    description: Name of the variant; part of the id of a new release, and shown to whoever meets the lock.
+    type: str
+    default: ""
+  inputs:
+    description: Everything the controller knows that determines behaviour. Its canonical JSON goes into the digest.
+    type: dict
+    default: {}
+  engine:
+    description: The declared engine, as the role sglang_engine takes it. Its fingerprint goes into the digest.
+    type: dict
+    default: {}
+  model:
+    description: The declared model, as the role model_files takes it. Its fingerprint goes into the digest.
+    type: dict
+    default: {}
+  run:
+    description: The run, as the action sglang_variant or sglang_run returns it. Needed by every state but C(info).
+    type: dict
+    default: {}
+  break_lock:
+    description:
+      - Take the lock from a run on another controller that has shown no sign of life for 15 minutes. A run whose
+        process is known to be gone loses the lock without it, a living one keeps it in spite of it.
+    type: bool
+    default: false
+  owner:
+    description: User that the service runs as and that owns logs, run and results; empty for the user of this task.
+    type: str
+    default: ""
+  keep:
+    description: Number of complete releases that O(state=pruned) leaves, the newest.
+    type: int
+    default: 5
+  reason:
+    description: Why; kept in the manifest and in the ledger. No secrets.
+    type: str
+    default: ""
+  record:
+    description:
+      - What to keep in the manifest of a created release, for readers. Values of keys that name a secret are left out.
+    type: dict
+    default: {}
+  allow_rejected:
+    description: Let O(state=target) take a release that was rejected.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    support: full
+    description: Takes no lock, writes no ledger, and takes a release that does not exist yet for created.
+  diff_mode:
+    support: full
+    description: Manifest and link before and after; for O(state=pruned) what is removed.
+author:
+  - the sglang deploy authors
+"""
+
+EXAMPLES = r"""
+- name: Compare what is asked with what runs
+  sglang_release:
+    state: compared
+    root: /opt/sglang
+    variant: baseline
+    inputs: {args: {tp-size: 8}}
+    engine: "{{ engine }}"
+    model: "{{ model }}"
+    run: "{{ resolved.run }}"
+  register: compared
+
+- name: Let it serve
+  sglang_release:
+    state: active
+    root: /opt/sglang
+    release: "{{ compared.plan.release.id }}"
+    run: "{{ resolved.run }}"
+
+- name: Show what is there
+  sglang_release:
+    state: info
+    root: /opt/sglang
+"""
+
+RETURN = r"""
+plan:
+  description:
+    - For C(compared), C(locked) and C(target); otherwise null. C(reasons) is why the host is not in sync, C(drift) the
+      part of it that concerns live processes. C(release) is null for C(locked); C(engine) and C(model) are null but for
+      C(compared).
+    - C(previous) is what a failure brings back; the current release where it is promoted, else the one promoted last,
+      and never the planned release itself.
+  returned: always
+  type: dict
+  sample:
+    in_sync: false
+    reasons: [no server process runs]
+    drift: [no server process runs]
+    release:
+      id: 20260131T030000Z-baseline-0123456789ab
+      path: /opt/sglang/releases/20260131T030000Z-baseline-0123456789ab
+      digest: 0123456789ab
+      variant: baseline
+      built: true
+      state: promoted
+    current: null
+    previous: null
+    engine: {present: true}
+    model: {present: true}
+    unfinished: []
+    problems: []
+info:
+  description: For C(info); otherwise null.
+  returned: always
+  type: dict
+  contains:
+    releases:
+      description: All releases, the newest first; as RV(release) with C(current).
+      type: list
+    current:
+      description: The release that the link points to, or null.
+      type: dict
+    previous:
+      description: The release that a rollback without a name goes to, or null.
+      type: dict
+    unfinished:
+      description: Ids of releases that were never sealed.
+      type: list
+    ledger:
+      description: The last ten events.
+      type: list
+    lock:
+      description: Who holds the lock (run, variant, since, heartbeat_age in seconds), or null.
+      type: dict
+    problems:
+      description: Torn manifests, torn ledger lines, foreign directories and links, as texts.
+      type: list
+release:
+  description: The release after the state was reached, or null.
+  returned: always
+  type: dict
+  contains:
+    id:
+      description: UTC time, variant and digest.
+      type: str
+    path:
+      description: Its directory.
+      type: str
+    variant:
+      description: Name of its variant.
+      type: str
+    state:
+      description: One of building, built, active, promoted, rejected, retired.
+      type: str
+    digest:
+      description: 12 hex digits over everything that determines behaviour.
+      type: str
+    created:
+      description: UTC time.
+      type: str
+    promoted:
+      description: UTC time of the promotion that stands, or null.
+      type: str
+    complete:
+      description: Whether it was sealed.
+      type: bool
+    reason:
+      description: Reason of its last state.
+      type: str
+removed:
+  description: Names of directories below releases that C(created) or C(pruned) deleted.
+  returned: always
+  type: list
+  elements: str
+holder:
+  description: Who holds the lock, where that is why the task failed.
+  returned: on failure by the lock
+  type: dict
+msg:
+  description: What happened, or what was refused, by which rule, and the way out.
+  returned: always
+  type: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_lock import LockedError
+from ansible.module_utils.sglang_release_states import STATES, run_state
+from ansible.module_utils.sglang_release_store import ReleaseError
+
+NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
+
+
+def main():
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec=dict(
+            state=dict(type="str", required=True, choices=list(STATES)),
+            root=dict(type="path", required=True),
+            release=dict(type="str", default=""),
+            variant=dict(type="str", default=""),
+            inputs=dict(type="dict", default={}),
+            engine=dict(type="dict", default={}),
+            model=dict(type="dict", default={}),
+            run=dict(type="dict", default={}),
+            break_lock=dict(type="bool", default=False),
+            owner=dict(type="str", default=""),
+            keep=dict(type="int", default=5),
+            reason=dict(type="str", default=""),
+            record=dict(type="dict", default={}),
+            allow_rejected=dict(type="bool", default=False),
+        ),
+        supports_check_mode=True,
+    )
+    params = module.params
+    state = params["state"]
+    if not os.path.isabs(params["root"]):
+        module.fail_json(msg=f"root: {params['root']!r} is not an absolute path.")
+    if state != "info" and not params["run"].get("id"):
+        module.fail_json(msg=f"run: state={state} needs the run that the action sglang_variant or sglang_run returns.")
+    if state in NEEDS_RELEASE and not params["release"]:
+        module.fail_json(msg=f"release: state={state} needs the id of a release.")
+    if params["keep"] < 1:
+        module.fail_json(msg=f"keep: {params['keep']} releases are too few; at least 1 is kept.")
+    try:
+        result = run_state(params, module.check_mode)
+    except LockedError as error:
+        module.fail_json(msg=str(error), holder=error.holder)
+    except ReleaseError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"state={state} stopped half-way: {error}. Way out: mend that and run the same again.")
+    for text in result.pop("warnings"):
+        module.warn(text)
+    before, after = result.pop("before"), result.pop("after")
+    if module._diff and before != after:
+        header = os.path.join(params["root"], "releases", params["release"])
+        result["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

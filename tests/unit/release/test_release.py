@@ -1,0 +1,296 @@
+"""sglang_release: one deploy after another, in check mode and for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+
+import pytest
+from ansible.module_utils import sglang_ledger, sglang_release_compare
+
+
+def events(host):
+    return [item["event"] for item in sglang_ledger.read(host.root)[0]]
+
+
+def test_first_plan_names_what_is_missing_and_takes_the_lock(host):
+    plan = host.compare(engine={"present": False, "problem": "no such file"})
+    assert not plan["in_sync"] and not plan["release"]["built"]
+    assert plan["current"] is None and plan["previous"] is None
+    assert re.fullmatch(r"\d{8}T\d{6}Z-baseline-[0-9a-f]{12}", plan["release"]["id"])
+    assert plan["release"]["path"] == str(host.path(plan["release"]["id"]))
+    assert "the engine is not there: no such file" in plan["reasons"]
+    assert host.ok("info")["info"]["lock"]["run"]["id"] == "run-1"
+
+
+def test_second_deploy_of_the_same_inputs_is_in_sync_and_writes_no_manifest(host):
+    release = host.deploy()
+    manifest = host.path(release) / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    result = host.ok("compared", variant="baseline", inputs={"args": {"variant": "baseline"}})
+    assert result["changed"] is False
+    assert result["plan"]["in_sync"] and result["plan"]["reasons"] == []
+    assert result["plan"]["release"]["id"] == release
+    assert manifest.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"inputs": {"args": {"tp-size": 4}}}, {"engine": {"fingerprint": "e2"}}, {"model": {"fingerprint": "m2"}}],
+)
+def test_whatever_determines_behaviour_changes_the_digest(host, change):
+    release = host.deploy()
+    plan = host.compare(**change)
+    assert not plan["in_sync"]
+    assert plan["release"]["digest"] != release[-12:]
+    assert plan["previous"]["id"] == release
+
+
+def test_digest_does_not_depend_on_the_order_of_keys(host):
+    first = host.compare(inputs={"a": 1, "b": {"c": 2, "d": 3}})
+    second = host.compare(inputs={"b": {"d": 3, "c": 2}, "a": 1})
+    assert first["release"]["digest"] == second["release"]["digest"]
+
+
+def test_live_processes_that_differ_are_drift(host, monkeypatch):
+    release = host.deploy()
+    monkeypatch.setattr(sglang_release_compare.sglang_proc, "drift", lambda launch, root: ["no server process runs"])
+    plan = host.compare()
+    assert plan["drift"] == plan["reasons"] == ["no server process runs"]
+    assert not plan["in_sync"] and plan["release"]["built"] and plan["release"]["id"] == release
+
+
+def test_real_drift_reads_launch_json(host, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(sglang_release_compare, "describe_engine", lambda declared: {"present": True, "fingerprint": "e"})
+    monkeypatch.setattr(sglang_release_compare, "describe_model", lambda declared: {"present": True, "fingerprint": "m"})
+    release = host.build()
+    path = host.path(release)
+    host.ok("active", release=release)
+    host.ok("promoted", release=release)
+    (path / "launch.json").unlink()
+    assert any("launch.json is missing" in reason for reason in host.compare()["reasons"])
+
+
+def test_file_edited_in_a_sealed_release_makes_a_new_release(host):
+    release = host.deploy()
+    (host.path(release) / "site" / "sitecustomize.py").write_text("x = 2\n")
+    (host.path(release) / "site" / "torch.py").write_text("")
+    plan = host.compare()
+    assert not plan["release"]["built"]
+    assert "sitecustomize.py was edited" in plan["reasons"][0] and "site/torch.py was added" in plan["reasons"][0]
+
+
+def test_files_the_service_writes_and_touched_files_are_no_edit(host):
+    release = host.deploy()
+    path = host.path(release)
+    (path / "logs" / "server.log").write_text("x")
+    (path / "site" / "__pycache__").mkdir()
+    (path / "site" / "__pycache__" / "sitecustomize.cpython-311.pyc").write_bytes(b"x")
+    os.utime(path / "site" / "sitecustomize.py")
+    assert host.compare()["in_sync"]
+
+
+def test_switch_and_back(host):
+    first, second = host.deploy("baseline"), host.deploy("fewchan")
+    assert os.readlink(os.path.join(host.root, "current")) == f"releases/{second}"
+    found = host.ok("target")
+    assert found["release"]["id"] == first and found["plan"]["previous"]["id"] == second
+    host.ok("active", release=first)
+    host.ok("promoted", release=first)
+    host.ok("retired", release=second, reason="slower")
+    states = {item["id"]: item["state"] for item in host.ok("info")["info"]["releases"]}
+    assert states == {first: "promoted", second: "retired"}
+    refused = host.call("target")
+    assert refused["failed"] and second in refused["msg"] and "nothing to roll back to" in refused["msg"]
+
+
+def test_release_in_judgement_after_a_rollback_stays_a_target(host):
+    first, second = host.deploy("baseline"), host.deploy("fewchan")
+    host.ok("active", release=first)
+    third = host.build("fusion")
+    host.ok("active", release=third)
+    assert host.compare("fusion")["previous"]["id"] == second
+    host.ok("retired", release=second)
+    assert host.compare("fusion")["previous"]["id"] == first
+
+
+def test_failed_release_is_never_the_one_to_restore(host):
+    release = host.deploy()
+    assert host.compare()["previous"] is None
+    host.ok("rejected", release=release, reason="crash at start")
+    plan = host.compare()
+    assert plan["reasons"] == [f"{release} is rejected, not promoted"] and plan["previous"] is None
+
+
+def test_target_refusals_name_the_candidates(host):
+    first, second = host.deploy("baseline"), host.deploy("fewchan")
+    third = host.deploy("fusion")
+    host.ok("rejected", release=second, reason="wrong answers")
+    assert "wrong answers" in host.call("target", release=second)["msg"]
+    assert host.ok("target", release=second, allow_rejected=True)["release"]["id"] == second
+    assert "current release already" in host.call("target", release=third)["msg"]
+    missing = host.call("target", release="20260101T000000Z-baseline-0123456789ab")["msg"]
+    assert "does not exist" in missing and first in missing
+    assert "no release id" in host.call("target", release="../../etc")["msg"]
+    building = host.compare("both")["release"]["id"]
+    host.ok("created", release=building)
+    assert "never finished" in host.call("target", release=building)["msg"]
+
+
+def test_failed_compare_and_target_give_a_fresh_lock_back(host):
+    assert host.call("target")["failed"]
+    assert host.ok("info")["info"]["lock"] is None
+    assert host.call("compared", variant="a/b")["failed"]
+    assert host.ok("info")["info"]["lock"] is None
+
+
+def test_unfinished_release_cannot_serve(host):
+    release = host.compare()["release"]["id"]
+    host.ok("created", release=release)
+    refused = host.call("active", release=release)
+    assert refused["failed"] and "never finished" in refused["msg"]
+    refused = host.call("built", release=release)
+    assert "lacks site/sitecustomize.py and launch.json" in refused["msg"]
+    assert "does not exist" in host.call("active", release="20260101T000000Z-baseline-0123456789ab")["msg"]
+
+
+def test_only_the_active_release_is_promoted(host):
+    release = host.build()
+    assert "built and the current release is None" in host.call("promoted", release=release)["msg"]
+
+
+def test_rejection_of_a_release_that_was_never_created_reaches_the_ledger(host):
+    release = host.compare()["release"]["id"]
+    result = host.ok("rejected", release=release, reason="patch refused")
+    assert result["changed"] is False
+    assert sglang_ledger.read(host.root)[0][-1]["reason"] == "patch refused"
+
+
+def test_transitions_are_in_the_ledger_and_repeat_unchanged(host):
+    release = host.deploy()
+    host.ok("unlocked")
+    assert events(host) == ["compared", "created", "built", "activated", "promoted", "unlocked"]
+    for state in ("created", "built", "promoted"):
+        assert host.ok(state, release=release)["changed"] is False
+    assert host.ok("unlocked")["changed"] is False
+
+
+def test_skeleton_is_readable_and_owned_by_the_service(host):
+    release = host.compare()["release"]["id"]
+    old = os.umask(0o077)
+    try:
+        host.ok("created", release=release, owner="nobody", record={"variant": {"env": {"API_KEY": "s3cret", "A": "b"}}})
+    finally:
+        os.umask(old)
+    path = host.path(release)
+    owners = {name: (path / name).stat().st_uid for name in ("site", "logs", "run", "results")}
+    nobody = owners.pop("logs")
+    assert owners == {"site": os.getuid(), "run": nobody, "results": nobody} and nobody != os.getuid()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    assert stat.S_IMODE((path / "manifest.json").stat().st_mode) == 0o644
+    assert "s3cret" not in (path / "manifest.json").read_text()
+    refused = host.call("created", release="20260101T000000Z-x-0123456789ab", owner="no-such-user")
+    assert "no user 'no-such-user'" in refused["msg"]
+
+
+def test_check_mode_writes_nothing_and_has_the_same_keys(host):
+    def tree():
+        return sorted(os.path.join(a, n) for a, d, f in os.walk(host.root) for n in d + f)
+
+    release = host.ok("compared", check=True, variant="baseline")["plan"]["release"]["id"]
+    assert not os.path.exists(host.root)
+    keys = set(host.ok("info"))
+    for state in ("created", "built", "active", "promoted", "retired", "rejected", "pruned", "unlocked", "locked"):
+        result = host.ok(state, check=True, release=release)
+        assert set(result) == keys, state
+        assert result["changed"] is (state in ("created", "built", "active", "promoted")), state
+    assert not os.path.exists(host.root)
+    deployed = host.deploy()
+    host.ok("unlocked")
+    before = tree()
+    for state in ("compared", "built", "active", "rejected", "retired", "pruned", "unlocked", "locked"):
+        host.ok(state, check=True, release=deployed, variant="baseline")
+    assert tree() == before
+
+
+def test_diff_shows_link_and_manifest(host):
+    first = host.deploy("baseline")
+    second = host.build("fewchan")
+    diff = host.ok("active", release=second, diff=True)["diff"]
+    assert diff["before"].startswith(f"current -> {first}\n") and diff["after"].startswith(f"current -> {second}\n")
+    assert '"state": "active"' in diff["after"]
+
+
+def test_prune_keeps_what_serves_and_what_a_rollback_needs(host, monkeypatch):
+    built = [host.deploy(name) for name in ("a", "b", "c", "d", "e")]
+    for release in built[1:4]:
+        host.ok("active", release=built[0])
+        host.ok("retired", release=release)
+    host.ok("promoted", release=built[0])
+    unfinished = host.compare("f")["release"]["id"]
+    host.ok("created", release=unfinished)
+    os.mkdir(os.path.join(host.root, "releases", ".trash-x"))
+    assert set(host.ok("pruned", keep=1, check=True)["removed"]) == {*built[1:4], unfinished, ".trash-x"}
+    monkeypatch.setattr(
+        sglang_release_compare.sglang_proc, "scan", lambda root: [{"release": str(host.path(built[1]))}]
+    )
+    host.ok("pruned", keep=1)
+    left = set(os.listdir(os.path.join(host.root, "releases")))
+    assert left == {built[0], built[1], built[4]}
+    assert host.ok("pruned", keep=1)["changed"] is False
+
+
+def test_created_removes_what_a_killed_run_left_of_the_same_digest(host):
+    killed = host.compare()["release"]["id"]
+    host.ok("created", release=killed)
+    plan = host.compare()
+    assert plan["unfinished"] == [killed] and not plan["release"]["built"]
+    release = plan["release"]["id"]
+    assert release != killed
+    assert host.ok("created", release=release)["removed"] == [killed]
+    assert not host.path(killed).exists()
+
+
+def test_torn_manifest_is_named_and_not_used(host):
+    first, second = host.deploy("baseline"), host.deploy("fewchan")
+    (host.path(first) / "manifest.json").write_text('{"schema": 1, "id"')
+    (host.path(second) / "manifest.json").write_text(json.dumps({"schema": 9, "id": second}))
+    (host.path("junk")).mkdir()
+    problems = host.ok("info")["info"]["problems"]
+    assert len(problems) == 4
+    assert any(first in text and "torn" in text for text in problems)
+    assert any("schema 1" in text for text in problems) and any("junk" in text for text in problems)
+    assert any(text.startswith(f"current points to {second}") for text in problems)
+    assert host.call("target")["failed"]
+
+
+def test_link_that_is_none_of_ours(host):
+    release = host.build()
+    os.symlink("/etc", os.path.join(host.root, "current"))
+    assert any("no release" in text for text in host.ok("info")["info"]["problems"])
+    host.ok("active", release=release)
+    os.unlink(os.path.join(host.root, "current"))
+    os.mkdir(os.path.join(host.root, "current"))
+    assert "not a link" in host.call("active", release=release)["msg"]
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"state": "compared", "run": {}}, "run"),
+        ({"state": "active"}, "release"),
+        ({"state": "info", "root": "relative"}, "root"),
+        ({"state": "pruned", "keep": 0}, "keep"),
+        ({"state": "created", "release": "x"}, "release"),
+        ({"state": "compared", "variant": ""}, "variant"),
+    ],
+)
+def test_bad_input_is_named(host, args, name):
+    result = host.call(**args)
+    if name == "root":
+        # A relative path is made absolute by the type 'path' only where it begins with ~ or $.
+        assert "absolute" in result["msg"]
+    assert result["failed"] and result["msg"].startswith(f"{name}:")

@@ -1,0 +1,202 @@
+"""The load: worker threads over ``requests``, each with its own connection, that keep bytes and times and parse
+nothing.
+
+The caller's thread ticks beside them: it ends what is overdue and measures how late it gets the interpreter, which is
+what every other thread of the client suffers too.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+from ansible.module_utils.sglang_bench_stream import record
+
+TICK = 0.01  # seconds between two looks at deadlines
+KEEP = 64 << 20  # bytes of unparsed answers; above this finished answers are parsed during the run
+
+clock = time.perf_counter
+_now = threading.local()
+
+
+def adapter():
+    """Return a ``requests`` adapter with one connection that notes when it writes a request's first byte.
+
+    What the client's own library does before that byte is not the server's time.
+    """
+    import requests
+
+    def noting(pool):
+        class Connection(pool.ConnectionCls):
+            def send(self, data):
+                if getattr(_now, "sent", None) is None:
+                    _now.sent = clock()
+                return super().send(data)
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
+    out = requests.adapters.HTTPAdapter(pool_connections=1, pool_maxsize=1)
+    manager = out.poolmanager
+    manager.pool_classes_by_scheme = {scheme: noting(pool) for scheme, pool in manager.pool_classes_by_scheme.items()}
+    return out
+
+
+class Client:
+    """Sends prepared requests and returns their records.
+
+    :param url: full URL of the endpoint.
+    :param api: ``chat``, ``completions`` or ``generate``.
+    :param asked: output tokens that a measured request asks for.
+    :param request_timeout: seconds for one request from sending to its last byte.
+    :param deadline: value of :data:`clock` at which everything ends.
+    """
+
+    def __init__(self, url, api, asked, ignore_eos, request_timeout, deadline, api_key=None, verify=True):
+        import requests
+
+        self.requests = requests
+        self.url, self.api, self.asked, self.ignore_eos = url, api, asked, ignore_eos
+        self.request_timeout, self.deadline, self.verify = request_timeout, deadline, verify
+        self.headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "Accept-Encoding": "identity",
+        }
+        if api_key:
+            self.headers["Authorization"] = f"Bearer {api_key}"
+        self.lock = threading.Lock()
+        self.active = {}
+        self.kept = 0
+        self.adapters = []
+
+    def prepare(self, body):
+        """Return a request ready to send; done before the clock runs."""
+        return self.requests.Request("POST", self.url, headers=self.headers, data=json.dumps(body).encode()).prepare()
+
+    def open(self, count):
+        """Make ``count`` independent connections-to-be."""
+        while len(self.adapters) < count:
+            self.adapters.append(adapter())
+
+    def close(self):
+        """Close every connection."""
+        for each in self.adapters:
+            each.close()
+        self.adapters = []
+
+    def send(self, link, prepared, index):
+        """Send one request, read it to its end and return what was kept (input of ``sglang_bench_stream.record``)."""
+        stream = {"index": index, "sent": None, "end": None, "status": None, "kind": None, "closed": None, "detail": ""}
+        stream["times"], stream["blocks"] = times, blocks = [], []
+        exceptions = self.requests.exceptions
+        patience = min(self.request_timeout, max(0.05, self.deadline - clock()))
+        stream["sent"], _now.sent = clock(), None
+        try:
+            response = link.send(prepared, stream=True, timeout=(patience, patience), verify=self.verify)
+            stream["sent"] = _now.sent
+            stream["status"] = response.status_code
+            raw = response.raw
+            if response.status_code != 200:
+                self._refusal(stream, raw)
+            else:
+                self.active[index] = (stream, raw)
+                read = raw.read1
+                block = read()
+                while block:
+                    times.append(clock())
+                    blocks.append(block)
+                    block = read()
+                stream["closed"] = stream["closed"] or "end"
+        except exceptions.Timeout as error:
+            stream["kind"], stream["detail"] = "timed_out", f"no answer within {patience:.1f} s: {error}"
+        except exceptions.ConnectionError as error:
+            refused = "refused" in str(error).lower() or "Failed to establish" in str(error)
+            stream["kind"], stream["detail"] = "refused" if refused else "truncated", str(error)
+        except (
+            Exception
+        ) as error:  # urllib3 and the socket raise many types while a stream breaks; each is one failed request
+            late = type(error).__name__ == "ReadTimeoutError"
+            stream["closed"] = stream["closed"] or ("timed_out" if late else "broken")
+            stream["detail"] = stream["detail"] or f"{type(error).__name__}: {error}"
+            if stream["status"] is None:
+                stream["kind"] = "refused"
+        finally:
+            self.active.pop(index, None)
+            stream["end"] = clock()
+        return stream
+
+    @staticmethod
+    def _refusal(stream, raw):
+        text = raw.read(4096).decode("utf-8", "replace")
+        raw.drain_conn()
+        stream["kind"] = "unauthorized" if stream["status"] in (401, 403) else "http_error"
+        stream["detail"] = f"HTTP {stream['status']}: {text[:300]}"
+
+    def _worker(self, link, queue, out):
+        while True:
+            with self.lock:
+                item = next(queue, None)
+            if item is None or clock() >= self.deadline:
+                return
+            stream = self.send(link, item[1], item[0])
+            self.kept += sum(map(len, stream["blocks"]))
+            out.append(record(stream, self.api, self.asked, self.ignore_eos) if self.kept > KEEP else stream)
+
+    def run(self, prepared, concurrency):
+        """Send all, at most ``concurrency`` at a time.
+
+        :param prepared: list of prepared requests.
+        :returns: ``(records, client)``; client is ``{cpu_s, wall_s, lags}`` with the lateness of each tick in seconds.
+        Requests that were never sent because the time was over have the kind ``not_sent``.
+        """
+        concurrency = max(1, min(concurrency, len(prepared)))
+        self.open(concurrency)
+        queue, out, lags = iter(list(enumerate(prepared))), [], []
+        threads = [
+            threading.Thread(target=self._worker, args=(link, queue, out), daemon=True)
+            for link in self.adapters[:concurrency]
+        ]
+        cpu, began = time.process_time(), clock()
+        for thread in threads:
+            thread.start()
+        tick = began
+        while any(thread.is_alive() for thread in threads):
+            tick = max(tick + TICK, clock())
+            pause = tick - clock()
+            if pause > 0:
+                threads[0].join(pause) if threads[0].is_alive() else time.sleep(pause)
+            now = clock()
+            if now >= tick:
+                lags.append(now - tick)
+            self._end_overdue(now)
+            if now > self.deadline + 1.0:
+                break
+            threads = [thread for thread in threads if thread.is_alive()] or threads[:1]
+        usage = {"cpu_s": time.process_time() - cpu, "wall_s": clock() - began, "lags": lags}
+        records = [
+            item if "arrivals" in item else record(item, self.api, self.asked, self.ignore_eos) for item in list(out)
+        ]
+        seen = {item["index"] for item in records}
+        records += [self._lost(index) for index in range(len(prepared)) if index not in seen]
+        return sorted(records, key=lambda item: item["index"]), usage
+
+    def _lost(self, index):
+        """Return the record of a request that no worker finished: still waiting at the deadline, or never sent."""
+        stream = {"index": index, "sent": None, "end": None, "status": None, "closed": None, "kind": "not_sent"}
+        stream["detail"] = "the time for the whole run was over before this request was done"
+        return record(stream, self.api, self.asked, self.ignore_eos)
+
+    def _end_overdue(self, now):
+        for stream, raw in list(self.active.values()):
+            limit = min(stream["sent"] + self.request_timeout, self.deadline)
+            if now < limit or stream["closed"]:
+                continue
+            stream["closed"] = "timed_out"
+            stream["detail"] = f"not done within {limit - stream['sent']:.1f} s; {len(stream['times'])} reads so far"
+            sock = getattr(raw.connection, "sock", None)
+            if sock is not None:
+                try:
+                    sock.shutdown(2)
+                except OSError:
+                    stream["detail"] += "; its connection was gone"

@@ -1,0 +1,293 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a running SGLang server with streaming requests."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_bench
+short_description: Measure the speed of a running SGLang server
+description:
+  - Sends a fixed number of streaming requests at a fixed concurrency and returns time to first token, time per
+    output token, inter-token latency, end-to-end latency and throughput, with percentiles.
+  - Failed, refused, truncated and timed-out requests are counted apart. More than the allowed share fails the task,
+    and no throughput is given then.
+  - The raw record of every request is kept in one JSON file, and one event is appended to the ledger.
+  - Two probe requests of one token each tell how the server counts prompt tokens. Probes and warm-up are not measured.
+author: the sglang deploy authors
+requirements:
+  - requests
+attributes:
+  check_mode:
+    support: full
+    description: Sends nothing. The result has the same keys with null values and C(skipped_reason).
+  diff_mode:
+    support: none
+    description: Nothing on the host is configured.
+  idempotent:
+    support: full
+    description: Never reports a change; the result file and the ledger line are a record, not a configuration.
+options:
+  release:
+    description:
+      - Release directory. Its C(launch.json) tells endpoint and served model name, results go below it, and the
+        ledger lies two directories above it.
+    type: path
+  url:
+    description: Base URL of the server, without C(/v1). Wins over the endpoint of O(release). One of both is needed.
+    type: str
+  model:
+    description: Served model name. Without it that of O(release), else C(default).
+    type: str
+  api:
+    description: Interface to measure.
+    type: str
+    choices: [chat, completions, generate]
+    default: chat
+  requests:
+    description: Number of measured requests.
+    type: int
+    default: 32
+  concurrency:
+    description: Requests in flight at the same time.
+    type: int
+    default: 8
+  input_tokens:
+    description: Prompt tokens of each request, chat template included, as the server counts them.
+    type: int
+    default: 64
+  output_tokens:
+    description: Output tokens asked of each request.
+    type: int
+    default: 64
+  warmup:
+    description: Unmeasured requests sent before, which also open the connections. Without it as many as O(concurrency).
+    type: int
+  timeout:
+    description: Seconds for the whole run.
+    type: float
+    default: 600
+  request_timeout:
+    description: Seconds for one request, from sending it to the last byte of its answer.
+    type: float
+    default: 120
+  ignore_eos:
+    description: Let the server go on after an end-of-sequence token, so that every answer has O(output_tokens) tokens.
+    type: bool
+    default: true
+  temperature:
+    description: Sampling temperature.
+    type: float
+    default: 0.0
+  max_failed:
+    description: Share of requests, from 0 to 1, that may fail.
+    type: float
+    default: 0.0
+  limits:
+    description:
+      - What the figures must reach, as C(min_) or C(max_) with the name of a metric. A missed limit fails the task
+        after the run was recorded.
+    type: dict
+    default: {}
+  api_key:
+    description: API key of the server, sent as a bearer token. Never logged and never written.
+    type: str
+  validate_certs:
+    description: Check the certificate of an https endpoint.
+    type: bool
+    default: true
+  seed:
+    description:
+      - Seed of the prompts. Without it one is drawn, so that no earlier run's prompts are in the server's cache. It
+        is recorded.
+    type: int
+  results_dir:
+    description: Directory of the result file. Without it C(results) in O(release); without both no file is written.
+    type: path
+  root:
+    description: Root directory whose ledger gets the event. Without it the one of O(release); without both no event
+      is written.
+    type: path
+  run:
+    description: The run in which this happens, as the variant action returns it; C(id) names the result file.
+    type: dict
+  variant:
+    description: Name of the variant that is served, for the record.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Measure the release that serves
+  sglang_bench:
+    release: /opt/sglang/current
+    requests: 128
+    concurrency: 16
+    input_tokens: 1024
+    output_tokens: 256
+  vars:
+    ansible_python_interpreter: /opt/engine/bin/python3
+  register: result
+
+- name: Measure any server and let one request of ten fail
+  sglang_bench:
+    url: http://127.0.0.1:30000
+    model: default
+    api: generate
+    max_failed: 0.1
+    results_dir: /tmp/results
+"""
+
+RETURN = r"""
+metrics:
+  description:
+    - Figures of the completed requests, the unit in each name. Distributions have C(_mean), C(_p50), C(_p90), C(_p95),
+      C(_p99) and C(_std). All null in check mode and when the run failed.
+  returned: always
+  type: dict
+  sample: {output_tok_s: 2184.1, ttft_ms_p50: 20.6, tpot_ms_mean: 3.34, itl_ms_p99: 3.9, concurrency_effective: 7.9}
+counts:
+  description:
+    - Requests by outcome. C(failed) is the sum of C(refused), C(unauthorized), C(http_error), C(stream_error),
+      C(truncated),
+      C(empty), C(timed_out) and C(not_sent). C(usage_missing) are completed requests whose tokens had to be counted
+      by events.
+  returned: always
+  type: dict
+  sample: {requested: 32, completed: 32, failed: 0, truncated: 0, usage_missing: 0}
+flags:
+  description:
+    - Remarks on the run - C(client_bottleneck), C(usage_missing), C(degenerate_output), C(failed_requests),
+      C(concurrency_not_held), C(prompts_cached), C(prompt_length_not_calibrated).
+  returned: always
+  type: list
+  elements: str
+findings:
+  description: Findings of the rung benchmark - a failed run and missed limits as errors, each flag as a warning.
+  returned: always
+  type: list
+  elements: dict
+client:
+  description: What the client itself used. C(cpu_share) 1.0 is one full core, C(lag_ms_p99) how late its threads got
+    their turn.
+  returned: always
+  type: dict
+  sample: {cpu_share: 0.09, lag_ms_p99: 0.4, lag_ms_max: 1.1, bottleneck: false}
+server:
+  description: The server's own figures of the measured time from C(/metrics) and C(/get_server_info); C(missing)
+    names what it did not give.
+  returned: always
+  type: dict
+seed:
+  description: Seed of the prompts.
+  returned: always
+  type: int
+result_path:
+  description: File with the raw records, or null.
+  returned: always
+  type: str
+  sample: /opt/sglang/releases/20261129T150000Z-baseline-1f2e3d4c/results/bench-20261129T150230Z-r1.json
+elapsed:
+  description: Seconds of the whole run, probes and warm-up included.
+  returned: always
+  type: float
+skipped_reason:
+  description: Why nothing was measured, or null.
+  returned: always
+  type: str
+"""
+
+import os
+import traceback
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible.module_utils.sglang_bench_run import InputError, check, event, measure, target, write
+from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
+from ansible.module_utils.sglang_findings import errors, summary
+from ansible.module_utils.sglang_ledger import append
+
+try:
+    import requests  # noqa: F401
+
+    REQUESTS_ERROR = None
+except ImportError:
+    REQUESTS_ERROR = traceback.format_exc()
+
+ARGUMENTS = {
+    "release": {"type": "path"},
+    "url": {"type": "str"},
+    "model": {"type": "str"},
+    "api": {"type": "str", "choices": ["chat", "completions", "generate"], "default": "chat"},
+    "requests": {"type": "int", "default": 32},
+    "concurrency": {"type": "int", "default": 8},
+    "input_tokens": {"type": "int", "default": 64},
+    "output_tokens": {"type": "int", "default": 64},
+    "warmup": {"type": "int"},
+    "timeout": {"type": "float", "default": 600},
+    "request_timeout": {"type": "float", "default": 120},
+    "ignore_eos": {"type": "bool", "default": True},
+    "temperature": {"type": "float", "default": 0.0},
+    "max_failed": {"type": "float", "default": 0.0},
+    "limits": {"type": "dict", "default": {}},
+    "api_key": {"type": "str", "no_log": True},
+    "validate_certs": {"type": "bool", "default": True},
+    "seed": {"type": "int"},
+    "results_dir": {"type": "path"},
+    "root": {"type": "path"},
+    "run": {"type": "dict"},
+    "variant": {"type": "str"},
+}
+KEYS = ("metrics", "counts", "flags", "findings", "client", "elapsed")
+
+
+def empty(params, reason):
+    """Return the result of a run that was not made, with every key of a real one."""
+    return {
+        "metrics": dict.fromkeys(METRICS),
+        "counts": dict.fromkeys(COUNTS),
+        "flags": [],
+        "findings": [],
+        "client": dict.fromkeys(("cpu_share", "lag_ms_p99", "lag_ms_max", "bottleneck")),
+        "server": dict.fromkeys(("counters", "gauges", "info", "missing")),
+        "seed": params["seed"],
+        "result_path": None,
+        "elapsed": 0.0,
+        "skipped_reason": reason,
+    }
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(ARGUMENTS, supports_check_mode=True, required_one_of=[("release", "url")])
+    params = module.params
+    try:
+        check(params)
+        if module.check_mode:
+            module.exit_json(changed=False, **empty(params, "check mode: no load is sent"))
+        if REQUESTS_ERROR:
+            module.fail_json(msg=missing_required_lib("requests"), exception=REQUESTS_ERROR, **empty(params, None))
+        release = os.path.realpath(params["release"]) if params["release"] else None
+        url, model = target(release, params["url"], params["model"])
+    except InputError as error:
+        module.fail_json(msg=str(error), **empty(params, None))
+    document = measure({**params, "release": release, "url": url, "model": model})
+    result = {key: document[key] for key in KEYS}
+    result.update(server=document["server"], seed=document["workload"]["seed"], result_path=None, skipped_reason=None)
+    directory = params["results_dir"] or (os.path.join(release, "results") if release else None)
+    root = params["root"] or (os.path.dirname(os.path.dirname(release)) if release else None)
+    try:
+        if directory:
+            result["result_path"] = write(document, directory)
+        if root:
+            append(root, event(document, result["result_path"]))
+    except OSError as error:
+        module.fail_json(
+            msg=f"The run was measured but could not be recorded: {error}. Check results_dir and root.", **result
+        )
+    refused = errors(document["findings"])
+    if refused:
+        module.fail_json(msg=summary(refused), **result)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

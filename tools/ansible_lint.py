@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run ansible-lint with this project's module_utils importable.
 
-Its `args` rule imports a module to read the argument spec; without this it would skip, with a warning, every module that
-imports `ansible.module_utils.sglang_*`. Arguments are those of ansible-lint.
+Its `args` rule imports a module to read the argument spec; without this it would skip, with a warning, every module
+that imports `ansible.module_utils.sglang_*`. Arguments are those of ansible-lint.
 """
 
 from __future__ import annotations

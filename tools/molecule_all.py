@@ -38,10 +38,16 @@ def run(scenario):
     ]
     started = time.monotonic()
     with log.open("wb") as output:
-        status = subprocess.run(
-            command, cwd=role, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        ).returncode
-    return status, time.monotonic() - started, log
+        done = subprocess.run(
+            command,
+            cwd=role,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    return done.returncode, time.monotonic() - started, log
 
 
 def main():
@@ -51,8 +57,9 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="scenarios at a time (default: %(default)s)")
     options = parser.parse_args()
     roles = [ROOT / "roles" / name for name in options.roles] or sorted((ROOT / "roles").iterdir())
-    scenarios = [path.parent for role in roles for path in sorted(role.glob("molecule/*/molecule.yml"))]
-    passed, failed = 0, [f"{role.name}: no scenario" for role in roles if not list(role.glob("molecule/*/molecule.yml"))]
+    of_role = {role: [path.parent for path in sorted(role.glob("molecule/*/molecule.yml"))] for role in roles}
+    scenarios = [scenario for found in of_role.values() for scenario in found]
+    passed, failed = 0, [f"{role.name}: no scenario" for role, found in of_role.items() if not found]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running = {pool.submit(run, scenario): scenario for scenario in scenarios}
         for future in concurrent.futures.as_completed(running):

@@ -114,7 +114,7 @@ def test_examples_use_the_options_that_exist(name, monkeypatch):
 
 
 def test_ansible_accepts_the_modules(tmp_path):
-    """Run validate-modules of ansible-test: documented options are the argument spec, suboptions and no_log included."""
+    """Run validate-modules of ansible-test: the documented options are the argument spec, down to suboptions."""
     sanity = pathlib.Path(ansible.__file__).parents[1] / "ansible_test/_util/controller/sanity/validate-modules"
     collection = tmp_path / "ansible_collections/sglang/deploy"
     modules = collection / "plugins/modules"

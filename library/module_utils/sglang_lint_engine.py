@@ -1,0 +1,212 @@
+"""Lint rules about the engine: its release, its environment variables, fusion, speculation, memory, and what the host declares."""
+
+from __future__ import annotations
+
+from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
+from ansible.module_utils.sglang_variant import matches
+from packaging.version import Version
+
+FUSION_PATCH = "sm120_allreduce_fusion"
+GATE_PATCH = "flashinfer_sm120_gate"
+# The first FlashInfer whose all-reduce module is built for major 12.
+FLASHINFER_SM120 = "0.6.17"
+DRAFTED = ("EAGLE", "EAGLE3", "STANDALONE")
+# SGLang writes these whatever was set before: (value, releases).
+OVERWRITTEN = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": ("8", ""),
+    "CUDA_MODULE_LOADING": ("AUTO", "<=0.5.18"),
+}
+# SGLang writes these only where they are unset: (value, releases).
+DEFAULTED = {
+    "NCCL_CUMEM_ENABLE": ("0", ""),
+    "NCCL_NVLS_ENABLE": ("0", ""),
+    "NCCL_GRAPH_REGISTER": ("0", ">=0.5.20"),
+    "CUTE_DSL_LOG_LEVEL": ("30", ""),
+    "CUTE_DSL_LOG_TO_CONSOLE": ("1", ""),
+}
+# Read by some releases only.
+READ_BY = {
+    "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": ">=0.5.22",
+    "SGLANG_PCIE_IPC_MAX_NUMEL": ">=0.5.22",
+    "SGLANG_ENABLE_SPEC_V2": "<0.5.14",
+}
+OPEN_HOSTS = ("0.0.0.0", "::", "[::]", "")
+
+
+def setting(variant, name):
+    """Return (section, value) of a variable, or None where it is unset."""
+    section = "nccl" if name.startswith("NCCL_") else "env"
+    return (section, variant[section][name]) if name in variant[section] else None
+
+
+@rule("engine-range", "error", "The variant is not for this SGLang release.")
+def engine_range(variant, _patches, context):
+    """The ranges of the variant and of all it extends."""
+    if not matches(context.engine, variant["engines"]):
+        advice = "declare another engine, or choose a variant for this one"
+        yield f"variant {variant['name']} is not for SGLang {context.engine}", f"it is for {variant['engines']}", advice
+
+
+@rule("engine-unknown", "warning", "The release is not among those whose parsers were read; a neighbour stands in.")
+def engine_unknown(_variant, _patches, context):
+    """Flags are then checked against the nearest older release."""
+    if not context.flags.exact:
+        seen = f"flags and pins of {context.flags.release} are used"
+        yield (
+            f"SGLang {context.engine} is not in the table of releases",
+            seen,
+            "run tools/extract_sglang_flags.py on its package",
+        )
+
+
+@rule("engine-model", "error", "Kimi-K2.5 cannot be served by releases before 0.5.9.")
+def engine_model(_variant, _patches, context):
+    """The model's class exists from 0.5.9."""
+    if context.kimi and context.before("0.5.9"):
+        seen = f"model_path {context.launch.get('model_path')}"
+        yield f"SGLang {context.engine} has no class for Kimi-K2.5", seen, "use 0.5.9 or later"
+
+
+@rule("env-overwritten", "error", "SGLang overwrites the variable at start, so the value never counts.")
+def overwritten(variant, _patches, context):
+    """A factor that changes nothing."""
+    for name, (value, releases) in OVERWRITTEN.items():
+        given = setting(variant, name)
+        if given and given[1] != value and matches(context.engine, releases):
+            yield (
+                f"{given[0]}.{name} is overwritten by SGLang {context.engine} with {value}",
+                repr(given[1]),
+                "leave it out",
+            )
+    if context.argument(variant, "enable-deterministic-inference"):
+        names = ["NCCL_ALGO"] if context.before("0.5.23") else ["NCCL_ALGO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"]
+        for name in names:
+            if name in variant["nccl"]:
+                seen = f"{variant['nccl'][name]!r} with enable-deterministic-inference"
+                yield f"nccl.{name} is overwritten by deterministic inference", seen, "set it to null, or drop the flag"
+
+
+@rule("env-defaulted", "info", "SGLang has a default of its own for the variable, and the variant's value replaces it.")
+def defaulted(variant, _patches, context):
+    """Worth knowing when two variants are compared."""
+    for name, (value, releases) in DEFAULTED.items():
+        given = setting(variant, name)
+        if given and given[1] != value and matches(context.engine, releases):
+            yield f"{given[0]}.{name} replaces SGLang's own default {value}", repr(given[1]), "know that it is a factor"
+
+
+@rule("env-unread", "error", "The engine's release does not read the variable.")
+def unread(variant, _patches, context):
+    """Variables of features that come or go with a release."""
+    for name, releases in READ_BY.items():
+        if name in variant["env"] and not matches(context.engine, releases):
+            seen = f"{variant['env'][name]!r} from {variant['origins'].get('env.' + name, 'unknown')}"
+            yield f"env.{name} has no effect in SGLang {context.engine}", seen, f"it is read by {releases}"
+
+
+@rule("fusion-gate", "error", "Fusion on SM120 with a FlashInfer that refuses SM120.")
+def fusion_gate(variant, _patches, context):
+    """Three facts and three ways out; the host's own packages are checked again by precheck."""
+    flashinfer = context.flags.pins["flashinfer"]
+    capability = str(context.launch.get("compute_capability") or "")
+    if FUSION_PATCH not in variant["patches"] or GATE_PATCH in variant["patches"] or not context.cuda:
+        return
+    if (capability and capability.split(".")[0] != "12") or Version(flashinfer) >= Version(FLASHINFER_SM120):
+        return
+    dies = (
+        "the server dies at its first forward" if context.before("0.5.10") else "fusion is switched off with a warning"
+    )
+    seen = (
+        f"1. the GPUs are SM120 ({'declared ' + capability if capability else 'the patch is for nothing else'}); "
+        f"2. SGLang {context.engine} pins FlashInfer {flashinfer}; "
+        f"3. its all-reduce module lists the majors 9 and 10 only, so {dies}"
+    )
+    advice = (
+        "1. an engine from 0.5.18 to 0.5.20, whose FlashInfer admits SM120; "
+        f"2. the experimental patch {GATE_PATCH}, on request among the patches; "
+        "3. the variant pcie_ipc with SGLang 0.5.22 or later"
+    )
+    yield f"patch {FUSION_PATCH} cannot work with SGLang {context.engine} on SM120", seen, advice
+
+
+@rule("patch-experimental", "warning", "The patch is marked experimental in the patch catalogue.")
+def experimental(_variant, patches, _context):
+    """On request only."""
+    for entry in patches:
+        if entry.get("experimental"):
+            seen = str(entry.get("evidence") or entry.get("summary") or "")
+            yield f"patch {entry['name']} is experimental", seen, "check known answers and what is really active"
+
+
+@rule("kv-fp8-int4", "error", "fp8 KV cache with the original int4 checkpoint of Kimi-K2.5.")
+def kv_fp8(variant, _patches, context):
+    """Measured 16 tok/s against 73 to 90 with bf16."""
+    kind = str(context.argument(variant, "kv-cache-dtype") or "")
+    path = str(context.launch.get("model_path") or "").lower()
+    original = not any(word in path for word in ("nvfp4", "fp8", "bf16"))
+    if kind.startswith("fp8") and context.kimi and original and context.cuda:
+        advice = "leave args.kv-cache-dtype out: 16 tok/s were measured with it, 73 to 90 without"
+        yield "args.kv-cache-dtype fp8 does not go with the original int4 checkpoint", f"{kind}, {path}", advice
+
+
+@rule("alloc-expandable-ipc", "error", "expandable_segments with an all-reduce over CUDA IPC.")
+def expandable(variant, _patches, context):
+    """IPC handles of such memory are refused with "invalid argument"."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        text = variant["env"].get(name, "").lower().replace(" ", "")
+        users = [
+            (
+                "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE",
+                variant["env"].get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE") in ("1", "true"),
+            ),
+            ("the fusion patch", FUSION_PATCH in variant["patches"]),
+            ("custom all-reduce", not context.argument(variant, "disable-custom-all-reduce") and context.tp_size > 1),
+        ]
+        active = [label for label, on in users if on]
+        if "expandable_segments:true" in text and active and context.cuda:
+            yield f"env.{name}: expandable_segments breaks IPC all-reduce", f"with {', '.join(active)}", "leave it out"
+
+
+@rule("spec-draft", "error", "Speculation that needs a draft model, without its path.")
+def speculative_draft(variant, _patches, context):
+    """Without it SGLang takes the target model as the draft, or fails late."""
+    name = context.argument(variant, SPECULATIVE)
+    paths = [variant["args"].get(item) for item in ("speculative-draft-model-path", "speculative-draft-model")]
+    if name in DRAFTED and not any(isinstance(item, str) and item.strip() for item in paths):
+        advice = f"set {DRAFT_INPUT.get(variant['name'], 'args.speculative-draft-model-path')}"
+        yield f"args.speculative-draft-model-path is missing for {name}", f"{paths[0]!r}", advice
+
+
+DRAFT_INPUT = {"eagle3": "sglang_draft_model_own", "eagle3_fewchan_fusion": "sglang_draft_model_own"}
+
+
+@rule("spec-engine", "error", "EAGLE-3 on Kimi-K2.5 before SGLang 0.5.10.")
+def speculative_engine(variant, _patches, context):
+    """The model lacks the hook for its hidden states."""
+    if context.argument(variant, SPECULATIVE) == "EAGLE3" and context.before("0.5.10"):
+        yield f"args.{SPECULATIVE} EAGLE3 needs SGLang 0.5.10", f"SGLang {context.engine}", "use 0.5.10 or later"
+
+
+@rule("tp-gpus", "error", "Fewer GPUs than ranks.")
+def too_few(_variant, _patches, context):
+    """Each rank needs a GPU of its own."""
+    count = int(context.launch.get("gpu_count") or 0)
+    if context.cuda and 0 < count < context.tp_size:
+        yield f"tp_size {context.tp_size} needs as many GPUs", f"{count} declared", "lower tp_size"
+
+
+@rule("tp-idle", "warning", "More GPUs than ranks: the others stay idle.")
+def idle(_variant, _patches, context):
+    """Without pipeline or data parallelism nothing uses them."""
+    count = int(context.launch.get("gpu_count") or 0)
+    if context.cuda and count > context.tp_size:
+        yield f"{count} GPUs are more than tp_size {context.tp_size} uses", f"{count} declared", "raise tp_size"
+
+
+@rule("bind-open", "warning", "The server listens on every interface without an API key.")
+def bind_open(_variant, _patches, context):
+    """Anyone on the network can use it."""
+    host = context.launch.get("host")
+    if host is not None and str(host) in OPEN_HOSTS and not context.launch.get("has_api_key"):
+        advice = "give an API key, or bind to 127.0.0.1 behind a proxy"
+        yield "launch.host opens the server to the network without an API key", repr(host), advice

@@ -1,0 +1,167 @@
+"""Documentation and argument spec of the action sglang_variant; the work is in plugins/action/sglang_variant.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: sglang_variant
+short_description: Resolve and lint a variant on the controller
+version_added: "1.0.0"
+description:
+  - Turns a variant of the catalogue, the host's base and the operator's single values into one dict, and checks it with every rule of
+    C(docs/lint-rules.md).
+  - Runs on the controller only and contacts no host. It fails with one message that lists every error.
+  - Later wins. First O(base), then the parents of the variant in the order of C(extends), then the variant, then O(overrides).
+    Two parents with different values for one path are an error unless the variant sets the path itself. A null takes a value away.
+options:
+  name:
+    description: The variant, as the operator wrote it. Empty, unknown or misspelt names fail with the nearest name and the list.
+    type: raw
+    required: true
+  catalogue:
+    description: All variants, by name. C(docs/variants.md) has the keys of an entry; an unknown key fails.
+    type: dict
+    required: true
+  base:
+    description: Values of this host or group, C({nccl, env, args, patches}).
+    type: dict
+    default: {}
+  overrides:
+    description: Single values of the same shape, from C(-e). Strings are cast to the type that the engine's release declares for the flag.
+    type: dict
+    default: {}
+  patch_dir:
+    description: Folder of the patch catalogue on the controller. Needed where the variant has patches.
+    type: path
+  engine_version:
+    description: Declared SGLang version of the engine, for example V(0.5.9).
+    type: str
+    required: true
+  device:
+    description: What the host computes on. On V(cpu) the rules about GPUs are silent.
+    type: str
+    choices: [cuda, cpu]
+    default: cuda
+  tp_size:
+    description: Tensor parallel size, the number of ranks.
+    type: int
+    required: true
+  launch:
+    description:
+      - What rules need to know about the launch and the host. C(host), C(port), C(model_path) and C(has_api_key).
+      - Where declared also C(gpu_count), C(compute_capability) such as V(12.0), C(interconnect) (V(pcie), the default, or V(nvlink)),
+        C(gpu_memory_gib) of one GPU in GiB, and C(nccl_version) where it is not the one that the engine pins.
+    type: dict
+    default: {}
+  force:
+    description: Turn lint errors into warnings. A variant that cannot be resolved fails all the same.
+    type: bool
+    default: false
+  against:
+    description: Another variant to show the difference to.
+    type: str
+attributes:
+  check_mode:
+    description: Changes nothing in any mode.
+    support: full
+author:
+  - the sglang deploy authors (@sglang-deploy)
+"""
+
+EXAMPLES = r"""
+- name: Resolve and lint the variant
+  sglang_variant:
+    name: "{{ variant | default('') }}"
+    catalogue: "{{ sglang_variants }}"
+    base:
+      args:
+        mem-fraction-static: 0.88
+    overrides:
+      nccl:
+        NCCL_MAX_NCHANNELS: "4"
+    patch_dir: "{{ playbook_dir }}/../roles/sglang_patches/files"
+    engine_version: 0.5.20
+    tp_size: 8
+    launch:
+      host: 127.0.0.1
+      model_path: /models/Kimi-K2.5
+      has_api_key: false
+  register: resolved
+"""
+
+RETURN = r"""
+variant:
+  description:
+    - The resolved variant. C(nccl) and C(env) hold texts, C(args) hold values cast to the flag's type (V(false) for left out),
+      C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the variant, V(base) or V(override).
+  returned: when it could be resolved
+  type: dict
+  sample:
+    name: fewchan
+    summary: At most two channels, small buffers, 64 threads
+    nccl: {NCCL_ALGO: Ring}
+    env: {}
+    args: {}
+    patches: []
+    engines: ">=0.5.8"
+    origins: {nccl.NCCL_ALGO: baseline}
+unset:
+  description: For each path that a null took away, where the null came from.
+  returned: when it could be resolved
+  type: dict
+  sample: {nccl.NCCL_PROTO: proto_auto}
+patches:
+  description: The entries of the patch catalogue that the variant needs, in full, each with the C(sha256) of its canonical JSON.
+  returned: when it could be resolved
+  type: list
+  elements: dict
+findings:
+  description: What the rules found, errors first. Each has C(rung), C(rule), C(level), C(message), C(evidence) and C(advice).
+  returned: always
+  type: list
+  elements: dict
+run:
+  description: Names this run of the playbook in the lock and in the ledger.
+  returned: always
+  type: dict
+  sample:
+    id: 20260101T120000Z-1a2b3c
+    time: "2026-01-01T12:00:00Z"
+    controller: deploy01
+    boot_id: 6f0c2e2e-0000-4000-8000-000000000000
+    pid: 4711
+    pid_start: 123456
+    user: deploy
+difference:
+  description: For each path that differs, the value of both variants; null stands for "not set".
+  returned: when O(against) is given
+  type: dict
+  sample: {nccl.NCCL_PROTO: {fewchan: LL, proto_auto: null}}
+"""
+
+
+def main():
+    """Say that the action plugin is missing: without it this file would be copied to a host."""
+    from ansible.module_utils.basic import AnsibleModule
+
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "raw", "required": True},
+            "catalogue": {"type": "dict", "required": True},
+            "base": {"type": "dict", "default": {}},
+            "overrides": {"type": "dict", "default": {}},
+            "patch_dir": {"type": "path"},
+            "engine_version": {"type": "str", "required": True},
+            "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
+            "tp_size": {"type": "int", "required": True},
+            "launch": {"type": "dict", "default": {}},
+            "force": {"type": "bool", "default": False},
+            "against": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    module.fail_json(msg="sglang_variant runs on the controller: set action_plugins to plugins/action in ansible.cfg.")
+
+
+if __name__ == "__main__":
+    main()

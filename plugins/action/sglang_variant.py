@@ -1,0 +1,92 @@
+"""Resolve and lint a variant on the controller; no host is contacted. Documented in library/sglang_variant.py."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+
+import ansible.module_utils
+from ansible.plugins.action import ActionBase
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULE_UTILS = str(ROOT / "library" / "module_utils")
+if MODULE_UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(MODULE_UTILS)
+
+from ansible.module_utils import sglang_lint, sglang_variant, sglang_variant_patches, sglang_variant_run  # noqa: E402
+from ansible.module_utils.sglang_findings import errors, summary  # noqa: E402
+
+ARGUMENTS = {
+    "name": {"type": "raw", "required": True},
+    "catalogue": {"type": "dict", "required": True},
+    "base": {"type": "dict", "default": {}},
+    "overrides": {"type": "dict", "default": {}},
+    "patch_dir": {"type": "path"},
+    "engine_version": {"type": "str", "required": True},
+    "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
+    "tp_size": {"type": "int", "required": True},
+    "launch": {"type": "dict", "default": {}},
+    "force": {"type": "bool", "default": False},
+    "against": {"type": "str"},
+}
+
+
+@functools.cache
+def table(name):
+    """Return one data file of plugins/data, read once in a process."""
+    return json.loads((ROOT / "plugins" / "data" / name).read_text(encoding="utf-8"))
+
+
+class ActionModule(ActionBase):
+    """Thin: reads the catalogue's files, calls the pure functions, turns their findings into one message."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Return variant, patches, findings, run and, with ``against``, difference."""
+        result = super().run(tmp, task_vars)
+        _spec, args = self.validate_argument_spec(ARGUMENTS)
+        result["changed"] = False
+        # The action runs in a fork: the playbook's own process is its parent.
+        result["run"] = sglang_variant_run.identify_run(os.getppid())
+        try:
+            result.update(self.judge(args["name"], args))
+            if args["against"]:
+                other = self.judge(args["against"], args)["variant"]
+                result["difference"] = sglang_variant.difference(result["variant"], other)
+        except sglang_variant.VariantError as error:
+            result["findings"] = error.findings
+        wrong = errors(result["findings"])
+        if wrong:
+            result.update(failed=True, msg=summary(wrong))
+        return result
+
+    @staticmethod
+    def judge(name, args):
+        """Return ``{variant, unset, patches, findings}`` of one variant.
+
+        :raises VariantError: it cannot be resolved.
+        """
+        variant, unset = sglang_variant.resolve(
+            name, args["catalogue"], args["base"], args["overrides"], args["engine_version"]
+        )
+        patches = sglang_variant_patches.load(variant["patches"], args["patch_dir"])
+        context = sglang_lint.Context(
+            engine=args["engine_version"],
+            device=args["device"],
+            tp_size=args["tp_size"],
+            launch=args["launch"],
+            flags=table("sglang_flags.json"),
+            nccl=table("nccl_variables.json"),
+        )
+        variant, findings = sglang_lint.lint(variant, patches, context)
+        return {
+            "variant": variant,
+            "unset": unset,
+            "patches": patches,
+            "findings": sglang_variant.refused(findings, args["force"]),
+        }

@@ -54,8 +54,8 @@ def snapshot(get, url):
 
 
 def difference(before, after):
-    """Return the server's figures of the time between two snapshots: counters as differences, gauges and info as
-    they stand.""" old, new = before["metrics"], after["metrics"]
+    """Return the server's figures between two snapshots: counters as differences, gauges and info as they stand."""
+    old, new = before["metrics"], after["metrics"]
     return {
         "counters": {key: new[key] - old.get(key, 0.0) for key in COUNTERS if key in new},
         "gauges": {key: new[key] for key in GAUGES if key in new},

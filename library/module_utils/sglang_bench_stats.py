@@ -76,8 +76,8 @@ def gaps(item):
 
 
 def degenerate(text):
-    """Tell whether an answer repeats itself: of at least 16 words, under a fifth of the triples differ, or no letter
-    at all.""" words = text.split()
+    """Tell whether an answer of at least 16 words repeats itself: under a fifth of its triples of words differ."""
+    words = text.split()
     if len(words) < 16:
         return False
     triples = list(zip(words, words[1:], words[2:]))
@@ -179,8 +179,8 @@ def flags(numbers, tally, cost, wanted):
 
 
 def compact(records, began):
-    """Return the records for the result file: times in ms, ``sent_ms`` from the first request, text cut to 200
-    characters.""" out = []
+    """Return the records for the result file: times in ms, ``sent_ms`` from the first request, text cut short."""
+    out = []
     for item in records:
         sent = item["sent"]
         keep = {
@@ -267,8 +267,8 @@ def check_limits(limits):
 
 
 def findings(numbers, remarks, failure, limits):
-    """Return the findings of rung ``benchmark``: the failure, each limit that was missed, and each flag as a
-    warning.""" out = []
+    """Return the findings of rung ``benchmark``: the failure and missed limits as errors, flags as warnings."""
+    out = []
     if failure:
         out.append(
             finding("benchmark", "failed-requests", "error", failure, "", "read the result file and the server's log")

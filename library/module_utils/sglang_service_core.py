@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
@@ -36,6 +37,12 @@ def rotate(log, keep):
         os.replace(log, f"{log}.1")
     else:
         os.unlink(log)
+
+
+def forget_imports(release):
+    """Remove what the workers of earlier starts wrote about their imports: a process id may come again."""
+    for path in glob.glob(os.path.join(glob.escape(release), "run", "imports-*.json")):
+        os.unlink(path)
 
 
 def log_tail(log, lines=20):
@@ -183,6 +190,7 @@ class Service:
             self.provider.settle()
             self.provider.prepare(self.release)
             rotate(self.launch["log"], self.p["log_keep"])
+            forget_imports(self.release)
             self.provider.start()
             self._first_moments()
         except ProviderError as error:

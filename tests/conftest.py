@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import pathlib
@@ -9,6 +10,7 @@ import sys
 
 import ansible.module_utils
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "library"
@@ -16,6 +18,15 @@ LIBRARY = ROOT / "library"
 # The same two names that ansible.cfg gives to Ansible: modules, and `ansible.module_utils.sglang_*`.
 sys.path.insert(0, str(LIBRARY))
 ansible.module_utils.__path__.append(str(LIBRARY / "module_utils"))
+
+# What Ansible itself defines in a result.
+COMMON_RESULTS = {"changed", "failed", "msg", "diff", "invocation", "warnings", "deprecations", "exception", "skipped"}
+
+
+@functools.cache
+def documented_results(name):
+    """Return the keys that the module NAME promises in RETURN."""
+    return set(yaml.safe_load(importlib.import_module(name).RETURN) or {})
 
 
 def call_module(name, args, capsys, *, check=False, diff=False):
@@ -26,7 +37,7 @@ def call_module(name, args, capsys, *, check=False, diff=False):
     :param capsys: the pytest fixture that holds the output.
     :param check: run in check mode.
     :param diff: ask for a diff.
-    :raises AssertionError: the module printed no result, or did not exit.
+    :raises AssertionError: the module printed no result, did not exit, or returned a key that RETURN does not have.
     """
     from ansible.module_utils import basic
 
@@ -43,7 +54,10 @@ def call_module(name, args, capsys, *, check=False, diff=False):
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if line.startswith("{")]
     assert len(lines) == 1, f"{name} printed {len(lines)} results: {output!r}"
-    return json.loads(lines[0])
+    result = json.loads(lines[0])
+    undocumented = result.keys() - COMMON_RESULTS - documented_results(name)
+    assert not undocumented, f"{name} returned {sorted(undocumented)}, which its RETURN does not document"
+    return result
 
 
 def patched_arguments(basic, arguments):

@@ -1,4 +1,5 @@
-"""Documentation and argument spec of the action sglang_variant; the work is in plugins/action/sglang_variant.py."""
+#!/usr/bin/python
+"""Argument specification and documentation of the action C(sglang_variant)."""
 
 from __future__ import annotations
 
@@ -6,16 +7,16 @@ DOCUMENTATION = r"""
 ---
 module: sglang_variant
 short_description: Resolve and lint a variant on the controller
-version_added: "1.0.0"
+version_added: "0.1.0"
 description:
-  - Turns a variant of the catalogue, the host's base and the operator's single values into one dict, and checks it with every rule of
-    C(docs/lint-rules.md).
+  - Turns a variant of the catalogue, the host's base and the operator's single values into one dict, and checks it
+    with every rule of C(docs/lint-rules.md).
   - Runs on the controller only and contacts no host. It fails with one message that lists every error.
-  - Later wins. First O(base), then the parents of the variant in the order of C(extends), then the variant, then O(overrides).
-    Two parents with different values for one path are an error unless the variant sets the path itself. A null takes a value away.
+  - Later wins. First O(base), then the parents of the variant, then the variant, then O(overrides). Two parents with
+    different values for one path are an error unless the variant sets the path itself. A null takes a value away.
 options:
   name:
-    description: The variant, as the operator wrote it. Empty, unknown or misspelt names fail with the nearest name and the list.
+    description: The variant, as the operator wrote it. Another name fails with the nearest one and the list.
     type: raw
     required: true
   catalogue:
@@ -27,7 +28,9 @@ options:
     type: dict
     default: {}
   overrides:
-    description: Single values of the same shape, from C(-e). Strings are cast to the type that the engine's release declares for the flag.
+    description:
+      - Single values of the same shape, from C(-e). Strings are cast to the type that the engine's release declares for
+        the flag.
     type: dict
     default: {}
   patch_dir:
@@ -49,8 +52,9 @@ options:
   launch:
     description:
       - What rules need to know about the launch and the host. C(host), C(port), C(model_path) and C(has_api_key).
-      - Where declared also C(gpu_count), C(compute_capability) such as V(12.0), C(interconnect) (V(pcie), the default, or V(nvlink)),
-        C(gpu_memory_gib) of one GPU in GiB, and C(nccl_version) where it is not the one that the engine pins.
+      - Where declared also C(gpu_count), C(compute_capability) such as V(12.0), C(interconnect) (V(pcie), the default,
+        or V(nvlink)), C(gpu_memory_gib) of one GPU in GiB, C(nccl_version) where it is not the one that the engine
+        pins, and C(allow_experimental), whether experimental patches may be applied.
     type: dict
     default: {}
   force:
@@ -64,8 +68,12 @@ attributes:
   check_mode:
     description: Changes nothing in any mode.
     support: full
-author:
-  - the sglang deploy authors (@sglang-deploy)
+  diff_mode:
+    description: Writes nothing.
+    support: none
+seealso:
+  - module: sglang_run
+author: "the sglang deploy authors (@sglang-deploy)"
 """
 
 EXAMPLES = r"""
@@ -92,8 +100,9 @@ EXAMPLES = r"""
 RETURN = r"""
 variant:
   description:
-    - The resolved variant. C(nccl) and C(env) hold texts, C(args) hold values cast to the flag's type (V(false) for left out),
-      C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the variant, V(base) or V(override).
+    - The resolved variant. C(nccl) and C(env) hold texts, C(args) values cast to the flag's type, V(false) for a flag
+      that is left out, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the variant, V(base) or
+      V(override).
   returned: when it could be resolved
   type: dict
   sample:
@@ -111,12 +120,12 @@ unset:
   type: dict
   sample: {nccl.NCCL_PROTO: proto_auto}
 patches:
-  description: The entries of the patch catalogue that the variant needs, in full, each with the C(sha256) of its canonical JSON.
+  description: The entries of the patch catalogue that the variant needs, in full, each with its C(digest).
   returned: when it could be resolved
   type: list
   elements: dict
 findings:
-  description: What the rules found, errors first. Each has C(rung), C(rule), C(level), C(message), C(evidence) and C(advice).
+  description: What the rules found, errors first, each with rung, rule, level, message, evidence and advice.
   returned: always
   type: list
   elements: dict
@@ -140,10 +149,11 @@ difference:
 """
 
 
-def main():
-    """Say that the action plugin is missing: without it this file would be copied to a host."""
-    from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+
+def main():
+    """Refuse to run as a module: what it resolves lies on the controller."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "raw", "required": True},
@@ -160,7 +170,7 @@ def main():
         },
         supports_check_mode=True,
     )
-    module.fail_json(msg="sglang_variant runs on the controller: set action_plugins to plugins/action in ansible.cfg.")
+    module.fail_json(msg="sglang_variant is an action: it needs plugins/action on action_plugins (see ansible.cfg)")
 
 
 if __name__ == "__main__":

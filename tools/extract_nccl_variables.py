@@ -3,7 +3,7 @@
 
     python tools/extract_nccl_variables.py NCCL_CLONE 2.27.5 2.28.9 2.29.7 2.30.7 > plugins/data/nccl_variables.json
 
-A variable is what the library reads: a parameter macro or a look-up in the environment. Profiler and test-only programs are left out.
+A variable is what the library reads: a parameter macro or a look-up in the environment.
 Result: ``releases`` (oldest first) and ``variables``: name -> ``[since, until, kind]``; kind is int or str.
 """
 

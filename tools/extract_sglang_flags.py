@@ -3,11 +3,12 @@
 
     python tools/extract_sglang_flags.py WHEEL... > plugins/data/sglang_flags.json
 
-Get the packages with ``pip download --no-deps --only-binary :all: sglang==0.5.9``. Nothing of a package is imported: the parser's calls
-and the annotated fields are read from the syntax tree, so it works without torch and without a GPU.
+Get the packages with ``pip download --no-deps --only-binary :all: sglang==0.5.9``. Nothing of a package is imported:
+the parser's calls and the annotated fields are read from the syntax tree, so it needs neither torch nor a GPU.
 
-Result: ``releases`` (oldest first), ``pins`` (torch and FlashInfer of each release) and ``flags``: for each flag, without dashes,
-one record for every run of releases in which it means the same: ``{since, until, kind, type, choices, alias_of, deprecated}``.
+Result: ``releases`` (oldest first), ``pins`` (torch and FlashInfer of each) and ``flags``: for each, without dashes,
+one record for every run of releases in which it means the same:
+``{since, until, kind, type, choices, alias_of, deprecated}``.
 ``kind`` is bare (no value), value, list (several values) or optional (with or without a value).
 """
 
@@ -39,7 +40,7 @@ def constants(tree):
 
 
 def literal(node, names):
-    """Return the value of a literal, of a known constant, or of a sum of both; None where it is only known at run time."""
+    """Return the value of a literal, a known constant or a sum of both; None where only known at run time."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -1,9 +1,10 @@
-"""Lint rules about the engine: its release, its environment variables, fusion, speculation, memory, and what the host declares."""
+"""Lint rules about the engine: release, environment, fusion, speculation, memory, and what the host declares."""
 
 from __future__ import annotations
 
 from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
-from ansible.module_utils.sglang_variant import matches
+from ansible.module_utils.sglang_patching import family_of
+from ansible.module_utils.sglang_variant_schema import matches
 from packaging.version import Version
 
 FUSION_PATCH = "sm120_allreduce_fusion"
@@ -104,38 +105,60 @@ def unread(variant, _patches, context):
             yield f"env.{name} has no effect in SGLang {context.engine}", seen, f"it is read by {releases}"
 
 
+def refused_by_flashinfer(context):
+    """Whether the FlashInfer that the engine pins refuses SM120, and the GPUs are or may be SM120."""
+    capability = str(context.launch.get("compute_capability") or "12")
+    old = Version(context.flags.pins["flashinfer"]) < Version(FLASHINFER_SM120)
+    return context.cuda and capability.split(".")[0] == "12" and old
+
+
 @rule("fusion-gate", "error", "Fusion on SM120 with a FlashInfer that refuses SM120.")
 def fusion_gate(variant, _patches, context):
     """Three facts and three ways out; the host's own packages are checked again by precheck."""
-    flashinfer = context.flags.pins["flashinfer"]
-    capability = str(context.launch.get("compute_capability") or "")
-    if FUSION_PATCH not in variant["patches"] or GATE_PATCH in variant["patches"] or not context.cuda:
+    allowed = context.launch.get("allow_experimental") and GATE_PATCH in variant["patches"]
+    if FUSION_PATCH not in variant["patches"] or allowed or not refused_by_flashinfer(context):
         return
-    if (capability and capability.split(".")[0] != "12") or Version(flashinfer) >= Version(FLASHINFER_SM120):
-        return
+    declared = context.launch.get("compute_capability")
     dies = (
         "the server dies at its first forward" if context.before("0.5.10") else "fusion is switched off with a warning"
     )
     seen = (
-        f"1. the GPUs are SM120 ({'declared ' + capability if capability else 'the patch is for nothing else'}); "
-        f"2. SGLang {context.engine} pins FlashInfer {flashinfer}; "
+        f"1. the GPUs are SM120 ({f'declared {declared}' if declared else 'the patch is for nothing else'}); "
+        f"2. SGLang {context.engine} pins FlashInfer {context.flags.pins['flashinfer']}; "
         f"3. its all-reduce module lists the majors 9 and 10 only, so {dies}"
     )
     advice = (
-        "1. an engine from 0.5.18 to 0.5.20, whose FlashInfer admits SM120; "
-        f"2. the experimental patch {GATE_PATCH}, on request among the patches; "
-        "3. the variant pcie_ipc with SGLang 0.5.22 or later"
+        "1. an engine from 0.5.18 on, for example 0.5.20, whose FlashInfer admits SM120; "
+        f"2. the experimental patch {GATE_PATCH}, allowed with -e sglang_patches_allow_experimental=true; "
+        "3. the variant pcie_ipc with SGLang 0.5.22 or later, which needs no patch"
     )
     yield f"patch {FUSION_PATCH} cannot work with SGLang {context.engine} on SM120", seen, advice
 
 
+def version_of(entry, context):
+    """Return the version that the engine pins of the package that a patch edits."""
+    return context.engine if entry["package"] == "sglang" else context.flags.pins.get(entry["package"])
+
+
 @rule("patch-experimental", "warning", "The patch is marked experimental in the patch catalogue.")
-def experimental(_variant, patches, _context):
-    """On request only."""
+def experimental(_variant, patches, context):
+    """Where the pinned release needs no edit, nothing experimental happens."""
     for entry in patches:
-        if entry.get("experimental"):
-            seen = str(entry.get("evidence") or entry.get("summary") or "")
+        family = family_of(entry, version_of(entry, context) or "0")
+        if entry.get("experimental") and family and not family.get("upstream") and context.cuda:
+            seen = " ".join(entry.get("evidence") or [])
             yield f"patch {entry['name']} is experimental", seen, "check known answers and what is really active"
+
+
+@rule("patch-version", "error", "The patch catalogue has no edit for the release that the engine pins.")
+def patch_version(_variant, patches, context):
+    """With the releases that are covered."""
+    for entry in patches:
+        version = version_of(entry, context)
+        if version and not family_of(entry, version):
+            covered = "; ".join(family["versions"] for family in entry["families"])
+            message = f"patch {entry['name']} is not applicable to {entry['package']} {version}"
+            yield message, f"covered are {covered}", "declare an engine that is covered, or leave the patch out"
 
 
 @rule("kv-fp8-int4", "error", "fp8 KV cache with the original int4 checkpoint of Kimi-K2.5.")

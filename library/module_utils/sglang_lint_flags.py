@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from ansible.module_utils.sglang_lint_rules import rule
-from ansible.module_utils.sglang_variant import near
 from ansible.module_utils.sglang_variant_flags import cast
+from ansible.module_utils.sglang_variant_schema import near
 
 # Declared and parsed, read nowhere, in every release of the table.
 IGNORED = {"num-continuous-decode-steps": "is parsed and read nowhere in SGLang 0.5.8 to 0.5.23"}

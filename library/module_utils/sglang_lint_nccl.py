@@ -6,7 +6,7 @@ import pathlib
 import xml.etree.ElementTree as ET
 
 from ansible.module_utils.sglang_lint_rules import rule
-from ansible.module_utils.sglang_variant import near
+from ansible.module_utils.sglang_variant_schema import near
 from packaging.version import Version
 
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -35,9 +35,9 @@ GRAPH_FRACTION = 0.93
 
 
 def parse_list(text, elements):
-    """Return ``({collective: enabled elements}, whether every collective is named)`` as NCCL reads ALGO and PROTO.
+    """Return ``({collective: enabled elements}, collectives mentioned)`` as NCCL reads ALGO and PROTO.
 
-    The first entry may lack a collective and then counts for all; ``^`` excludes; without a word on a collective all are enabled.
+    The first entry may lack a collective and then counts for all; ``^`` excludes. What is not mentioned stays enabled.
 
     :raises ValueError: NCCL would stop with "invalid usage".
     """
@@ -274,7 +274,7 @@ def buffer_memory(variant, _patches, context):
     fraction = float(context.argument(variant, "mem-fraction-static") or MEMORY_FRACTION)
     room, need = memory * (1 - fraction), count * size / GIB
     if need > room / 2:
-        seen = f"{count} channels x {size} bytes = {need:.1f} GiB or more; {memory:.0f} GiB x (1 - {fraction}) = {room:.1f} GiB"
+        seen = f"{count} channels x {size} bytes = {need:.1f} GiB or more; {room:.1f} GiB are left of {memory:.0f}"
         advice = "lower NCCL_BUFFSIZE, NCCL_MAX_CTAS or mem-fraction-static"
         yield "nccl.NCCL_BUFFSIZE leaves too little memory beside mem-fraction-static", seen, advice
 

@@ -1,4 +1,4 @@
-"""The register of lint rules, and what they look at. The rules themselves are in sglang_lint_nccl, _flags and _engine."""
+"""The register of lint rules and what they look at; the rules are in sglang_lint_nccl, _flags and _engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Context:
     :param device: ``cuda`` or ``cpu``.
     :param tp_size: tensor parallel size, the number of ranks.
     :param launch: host, port, model_path, has_api_key, and where declared gpu_count, compute_capability ("12.0"),
-        interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU) and nccl_version.
+        interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU), nccl_version, and allow_experimental,
+        whether experimental patches may be applied.
     :param flags: the table of plugins/data/sglang_flags.json.
     :param nccl: the table of plugins/data/nccl_variables.json.
     """

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 
 def start_ticks(pid):
-    """Return when a process started, in clock ticks since boot: with the pid it names the process beyond reuse. 0: gone."""
+    """Return when a process started, in clock ticks since boot, which outlives reuse of its pid; 0 where gone."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -64,7 +64,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _access(self, status):
         phrase = self.responses.get(status, ("",))[0]
-        log(f'INFO:     {self.client_address[0]}:{self.client_address[1]} - "{self.command} {self.path} HTTP/1.1" {status} {phrase}')
+        peer = f"{self.client_address[0]}:{self.client_address[1]}"
+        log(f'INFO:     {peer} - "{self.command} {self.path} HTTP/1.1" {status} {phrase}')
 
     def _allowed(self):
         key = self.server.state.args["api_key"]
@@ -84,29 +85,59 @@ class Handler(BaseHTTPRequestHandler):
         if path in ("/health", "/health_generate"):
             self._send(self._health())
         elif path == "/v1/models":
-            self._send(200, {"object": "list", "data": [{
-                "id": state.model, "object": "model", "created": int(time.time()), "owned_by": "sglang",
-                "root": state.model, "parent": None, "max_model_len": 2048}]})
+            self._send(
+                200,
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "id": state.model,
+                            "object": "model",
+                            "created": int(time.time()),
+                            "owned_by": "sglang",
+                            "root": state.model,
+                            "parent": None,
+                            "max_model_len": 2048,
+                        }
+                    ],
+                },
+            )
         elif path in ("/model_info", "/get_model_info"):
-            self._send(200, {
-                "model_path": state.args["model_path"], "tokenizer_path": state.args["model_path"], "is_generation": True,
-                "preferred_sampling_params": None, "weight_version": "default", "has_image_understanding": False,
-                "has_audio_understanding": False, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+            self._send(
+                200,
+                {
+                    "model_path": state.args["model_path"],
+                    "tokenizer_path": state.args["model_path"],
+                    "is_generation": True,
+                    "preferred_sampling_params": None,
+                    "weight_version": "default",
+                    "has_image_understanding": False,
+                    "has_audio_understanding": False,
+                    "model_type": "llama",
+                    "architectures": ["LlamaForCausalLM"],
+                },
+            )
         elif path in ("/server_info", "/get_server_info"):
             info = dict(state.args, status="ready", max_req_input_len=2042, version=__version__)
-            info["internal_states"] = [dict(
-                state.args, use_mla_backend=False, last_gen_throughput=0.0, effective_max_running_requests_per_dp=2048,
-                memory_usage={"weight": 0.0, "kvcache": 0.0, "token_capacity": 4096, "graph": 0},
-                **({"avg_spec_accept_length": state.script["accept_length"]} if state.args["speculative_algorithm"] else {}))]
+            memory = {"weight": 0.0, "kvcache": 0.0, "token_capacity": 4096, "graph": 0}
+            internal = dict(state.args, use_mla_backend=False, last_gen_throughput=0.0, memory_usage=memory)
+            if state.args["speculative_algorithm"]:
+                internal["avg_spec_accept_length"] = state.script["accept_length"]
+            info["internal_states"] = [internal]
             info.update(state.script["server_info"])
             self._send(200, info)
         elif path == "/metrics" and state.args["enable_metrics"]:
             labels = f'{{engine_type="unified",model_name="{state.model}",moe_ep_rank="0",pp_rank="0",tp_rank="0"}}'
-            self._send(200, (
-                f"sglang:num_running_reqs{labels} {state.running}.0\n"
-                f"sglang:num_queue_reqs{labels} 0.0\n"
-                f"sglang:generation_tokens_total{labels} {state.served * 8}.0\n"
-                f"sglang:spec_accept_length{labels} {state.script['accept_length']}\n").encode(), "text/plain; version=0.0.4")
+            self._send(
+                200,
+                (
+                    f"sglang:num_running_reqs{labels} {state.running}.0\n"
+                    f"sglang:num_queue_reqs{labels} 0.0\n"
+                    f"sglang:generation_tokens_total{labels} {state.served * 8}.0\n"
+                    f"sglang:spec_accept_length{labels} {state.script['accept_length']}\n"
+                ).encode(),
+                "text/plain; version=0.0.4",
+            )
         else:
             self._send(404, {"detail": "Not Found"})
 
@@ -116,12 +147,15 @@ class Handler(BaseHTTPRequestHandler):
             return 503
         fault = state.script["health"]
         since = time.monotonic() - state.ready_at
-        if fault["status"] and since >= fault["from"] and (fault["seconds"] is None or since < fault["from"] + fault["seconds"]):
+        end = float("inf") if fault["seconds"] is None else fault["from"] + fault["seconds"]
+        if fault["status"] and fault["from"] <= since < end:
             return fault["status"]
         if state.dead.is_set():
             time.sleep(state.script["health_dead_seconds"])
-            log("Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. "
-                "tic start time: 00:00:00. last_heartbeat time: 00:00:00")
+            log(
+                "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. "
+                "tic start time: 00:00:00. last_heartbeat time: 00:00:00"
+            )
             return 503
         time.sleep(state.script["health_seconds"])
         return 200
@@ -157,8 +191,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send(500, {"error": {"message": "scripted failure", "type": "InternalServerError", "code": 500}})
             return
         limit = body.get("sampling_params", body).get("max_new_tokens" if kind == "native" else "max_tokens") or 16
-        log("Prefill batch, #new-seq: 1, #new-token: 2, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "
-            "input throughput (token/s): 9.39, cpu graph: False", 0 if state.args["tp_size"] > 1 else None)
+        log(
+            "Prefill batch, #new-seq: 1, #new-token: 2, #cached-token: 0, token usage: 0.00, #running-req: 0, "
+            "#queue-req: 0, input throughput (token/s): 9.39, cpu graph: False",
+            0 if state.args["tp_size"] > 1 else None,
+        )
         words = {
             "empty": [""] * limit,
             "one_token": WORDS[:1],
@@ -194,15 +231,29 @@ class _Answer:
         self.pieces = ["" if blank else f" {word}" for word in words]
         self.ids = [WORDS.index(word) + 100 if word in WORDS else 7 for word in words]
         self.base = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
-        self.usage = {"prompt_tokens": 2, "total_tokens": 2 + len(words), "completion_tokens": len(words),
-                      "prompt_tokens_details": None, "reasoning_tokens": 0}
+        self.usage = {
+            "prompt_tokens": 2,
+            "total_tokens": 2 + len(words),
+            "completion_tokens": len(words),
+            "prompt_tokens_details": None,
+            "reasoning_tokens": 0,
+        }
 
     def _native(self, count):
         done = count == len(self.words)
-        return {"text": "".join(self.pieces[:count]), "output_ids": self.ids[:count], "meta_info": {
-            "id": self.base["id"], "finish_reason": {"type": "length", "length": count} if done else None,
-            "prompt_tokens": 2, "weight_version": "default", "completion_tokens": count, "cached_tokens": 0,
-            "e2e_latency": 0.05}}
+        return {
+            "text": "".join(self.pieces[:count]),
+            "output_ids": self.ids[:count],
+            "meta_info": {
+                "id": self.base["id"],
+                "finish_reason": {"type": "length", "length": count} if done else None,
+                "prompt_tokens": 2,
+                "weight_version": "default",
+                "completion_tokens": count,
+                "cached_tokens": 0,
+                "e2e_latency": 0.05,
+            },
+        }
 
     def _choice(self, **fields):
         return dict({"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None}, **fields)
@@ -212,11 +263,18 @@ class _Answer:
         if self.kind == "native":
             return self._native(len(self.words))
         text = "".join(self.pieces)
-        content = {"text": text} if self.kind == "completion" else {"message": {
-            "role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}}
-        return dict(self.base, object="text_completion" if self.kind == "completion" else "chat.completion",
-                    choices=[self._choice(finish_reason="length", **content)], usage=self.usage,
-                    metadata={"weight_version": "default"})
+        content = (
+            {"text": text}
+            if self.kind == "completion"
+            else {"message": {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}}
+        )
+        return dict(
+            self.base,
+            object="text_completion" if self.kind == "completion" else "chat.completion",
+            choices=[self._choice(finish_reason="length", **content)],
+            usage=self.usage,
+            metadata={"weight_version": "default"},
+        )
 
     def events(self, usage):
         """The chunks of a stream, the last one being the text ``[DONE]``."""
@@ -234,8 +292,11 @@ class _Answer:
         if chat:
             yield dict(base, choices=[self._choice(delta=dict(delta, role="assistant", content=""))])
         for number, piece in enumerate(self.pieces, 1):
-            fields = {"delta": dict(delta, content=piece)} if chat else {
-                "text": piece, "finish_reason": "length" if number == len(self.pieces) else None}
+            fields = (
+                {"delta": dict(delta, content=piece)}
+                if chat
+                else {"text": piece, "finish_reason": "length" if number == len(self.pieces) else None}
+            )
             yield dict(base, choices=[self._choice(**fields)])
         if chat:
             yield dict(base, choices=[self._choice(delta=delta, finish_reason="length")])

@@ -35,8 +35,13 @@ def parse(argv):
         elif isinstance(default, list) or name == "cuda_graph_bs":
             parser.add_argument(*flags, dest=name, nargs="+", default=default)
         else:
-            parser.add_argument(*flags, dest=name, default=default, required=name == "model_path",
-                                type=type(default) if isinstance(default, (int, float)) else str)
+            parser.add_argument(
+                *flags,
+                dest=name,
+                default=default,
+                required=name == "model_path",
+                type=type(default) if isinstance(default, (int, float)) else str,
+            )
     args = vars(parser.parse_args(argv))
     args["tokenizer_path"] = args["tokenizer_path"] or args["model_path"]
     args["served_model_name"] = args["served_model_name"] or args["model_path"]
@@ -111,8 +116,10 @@ class Parent:
         except OSError as problem:
             if problem.errno != errno.EADDRINUSE:
                 raise
-            log(f"ERROR:    [Errno 98] error while attempting to bind on address ('{self.args['host']}', "
-                f"{self.args['port']}): address already in use")
+            log(
+                f"ERROR:    [Errno 98] error while attempting to bind on address ('{self.args['host']}', "
+                f"{self.args['port']}): address already in use"
+            )
             log("INFO:     Waiting for application shutdown.")
             return False
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -120,7 +127,8 @@ class Parent:
 
     def request(self, method, path, body=None):
         """Send one request of the warm-up to our own address, whoever listens there; return its status or None."""
-        host = "::1" if self.script["ipv6_only"] else {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.args["host"], self.args["host"])
+        host = "::1" if self.script["ipv6_only"] else self.args["host"]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         connection = http.client.HTTPConnection(host, self.args["port"], timeout=5)
         headers = {"Authorization": f"Bearer {self.args['api_key']}"} if self.args["api_key"] else {}
         try:
@@ -136,7 +144,8 @@ class Parent:
     def warm_up(self, bound):
         """Ask for model info and one generation; True where both were answered."""
         phase = scripts.seconds(self.script, "warmup")
-        fault = {key: self.script[key] for key in ("crash", "hang") if (self.script[key] or {}).get("phase") == "warmup"}
+        script = self.script
+        fault = {key: script[key] for key in ("crash", "hang") if (script[key] or {}).get("phase") == "warmup"}
         if "hang" in fault or self.script["accept_only"]:
             threading.Event().wait()
         if "crash" in fault:
@@ -163,8 +172,10 @@ class Parent:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
         log(f"server_args=ServerArgs({shown})")
         if not os.path.isdir(self.args["model_path"]):
-            raise OSError(f"Can't load the configuration of '{self.args['model_path']}'. If you were trying to load it from "
-                          "'https://huggingface.co/models', make sure you don't have a local directory with the same name.")
+            raise OSError(
+                f"Can't load the configuration of '{self.args['model_path']}'. If you were trying to load it "
+                "from a hub, make sure you don't have a local directory with the same name."
+            )
         log("Using default HuggingFace chat template with detected content format: string")
         self.start_workers()
         log(f"INFO:     Started server process [{os.getpid()}]")

@@ -24,7 +24,7 @@ def raw(text, end="\n"):
 
 
 def set_title(title):
-    """Rename this process: its comm, and its command line as setproctitle does with SPT_NOENV=1 (environment untouched)."""
+    """Rename this process: comm and command line, the environment left alone as setproctitle does with SPT_NOENV=1."""
     _libc.prctl(PR_SET_NAME, title.encode()[:15], 0, 0, 0)
     with open("/proc/self/stat", encoding="ascii") as handle:
         fields = handle.read().rsplit(")", 1)[1].split()

@@ -71,4 +71,5 @@ def fault_lines(crash):
             path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "faults", path + ".log")
         with open(path, encoding="utf-8") as handle:
             return handle.read().splitlines()
-    return crash.get("lines") or ["Scheduler hit an exception: Traceback (most recent call last):", "RuntimeError: scripted"]
+    default = ["Scheduler hit an exception: Traceback (most recent call last):", "RuntimeError: scripted"]
+    return crash.get("lines") or default

@@ -10,7 +10,7 @@ from . import script as scripts
 from .process import die_with_parent, log, raw, set_title
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """The script ends this worker here."""
 
 
@@ -43,7 +43,7 @@ def run(title, rank, tp_size, pipe, script, use_graphs, shards_on_disk):
         for phase in ("imports", "distributed", "weights", "kv_cache", "graph"):
             if phase != "graph" or use_graphs:
                 _phase(phase, script, rank, label, shards_on_disk)
-    except Crash:
+    except CrashError:
         os.kill(os.getppid(), signal.SIGQUIT)
         _wait_forever()
     pipe.send("ready")
@@ -68,7 +68,7 @@ def check_faults(script, phase, rank, label=None):
         for line in scripts.fault_lines(crash):
             raw(line) if crash.get("log") or line.startswith((" ", "Traceback")) else log(line, label)
         time.sleep(crash.get("linger", 0))
-        raise Crash
+        raise CrashError
 
 
 def _phase(phase, script, rank, label, shards_on_disk):
@@ -91,10 +91,15 @@ def _phase(phase, script, rank, label, shards_on_disk):
             if done == shards // 2:
                 check_faults(script, phase, rank, label)
             if not rank and shards:
-                raw(f"\rLoading safetensors checkpoint shards: {100 * done // shards:3d}% Completed | {done}/{shards} "
-                    f"[00:00<00:00, {shards / max(length, 0.001):.2f}it/s]")
-        log(f"Load weight end. elapsed={length:.2f} s, type=LlamaForCausalLM, dtype=torch.bfloat16, "
-            "avail mem=21.89 GB, mem usage=0.00 GB.", label)
+                raw(
+                    f"\rLoading safetensors checkpoint shards: {100 * done // shards:3d}% Completed | {done}/{shards} "
+                    f"[00:00<00:00, {shards / max(length, 0.001):.2f}it/s]"
+                )
+        log(
+            f"Load weight end. elapsed={length:.2f} s, type=LlamaForCausalLM, dtype=torch.bfloat16, "
+            "avail mem=21.89 GB, mem usage=0.00 GB.",
+            label,
+        )
     elif phase == "kv_cache":
         log("Using KV cache dtype: torch.bfloat16", label)
         check_faults(script, phase, rank, label)
@@ -110,9 +115,15 @@ def _phase(phase, script, rank, label, shards_on_disk):
             if done == graphs // 2:
                 check_faults(script, phase, rank, label)
             if not rank:  # tqdm redraws one line with carriage returns; the line ends only with the last batch size
-                raw(f"\rCapturing batches (bs={2 ** (graphs - done)} avail_mem=21.80 GB): {100 * done // graphs:3d}%|    "
-                    f"| {done}/{graphs} [00:00<00:00, 2.00it/s]", "\n" if done == graphs else "")
+                raw(
+                    f"\rCapturing batches (bs={2 ** (graphs - done)} avail_mem=21.80 GB): {100 * done // graphs:3d}%|"
+                    f"    | {done}/{graphs} [00:00<00:00, 2.00it/s]",
+                    "\n" if done == graphs else "",
+                )
         log(f"Capture cuda graph end. Time elapsed: {length:.2f} s. mem usage=0.10 GB. avail mem=21.70 GB.", label)
     if rank == 0 and phase == "kv_cache":
-        log("max_total_num_tokens=4096, chunked_prefill_size=4096, max_prefill_tokens=16384, max_running_requests=2048, "
-            "context_len=2048, available_cpu_mem=21.82 GB", label)
+        log(
+            "max_total_num_tokens=4096, chunked_prefill_size=4096, max_prefill_tokens=16384, "
+            "max_running_requests=2048, context_len=2048, available_cpu_mem=21.82 GB",
+            label,
+        )

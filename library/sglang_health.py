@@ -1,0 +1,341 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Wait until the server of a release answers, or say why it never will."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_health
+short_description: Wait until the server of a release is ready, proven by real generations
+version_added: "1.0.0"
+description:
+  - Follows log, processes and endpoint of one release at once, from the start of the server to its first answers.
+  - Ready means that the server process and all workers live, that the process behind the port carries the release's
+    marker, that C(/health) answers 200, that C(/v1/models) has the release's model name, and that O(generations)
+    generations in a row gave more than one token, in time, and no degenerate answer.
+  - A crash ends the wait within a second of the process's death or of the fatal line, whichever comes first, and is
+    named by a catalogue of signatures. An unknown one shows the first error of the log.
+  - A server that lives and is silent for longer than its phase allows has stalled. Slow is not stalled, and a kernel
+    that is being compiled is not silence.
+  - Run it with the engine's interpreter, which has the Python package C(requests).
+author:
+  - the sglang deploy authors
+requirements:
+  - requests
+options:
+  release:
+    description: Absolute path of the release; its C(launch.json) names endpoint, model, log and process tree.
+    type: path
+    required: true
+  state:
+    description:
+      - V(ready) waits, and fails where the server is not ready in the end.
+      - V(probe) judges once and never fails. A server whose C(/health) fails while tokens flow is RV(busy), not dead.
+    type: str
+    choices: [ready, probe]
+    default: ready
+  pid:
+    description: Pid of the server process. Without it the process is found by the release's marker.
+    type: int
+  timeout:
+    description: Seconds for the whole wait.
+    type: float
+    default: 1800
+  phase_silence:
+    description:
+      - Seconds without a sign of life, for each phase, after which the start has stalled.
+      - A phase that is left out keeps its default.
+    type: dict
+    default: {}
+    suboptions:
+      spawned:
+        description: The process exists and its log is empty. 60 by default.
+        type: float
+      imports:
+        description: Python imports and the parsing of arguments. 300 by default.
+        type: float
+      distributed:
+        description: The ranks find each other. 180 by default.
+        type: float
+      weights:
+        description: Weights are loaded; the longest time for one shard. 300 by default.
+        type: float
+      kv_cache:
+        description: The KV cache is allocated. 180 by default.
+        type: float
+      graph:
+        description: CUDA graphs are captured; the longest time for one batch size. 600 by default.
+        type: float
+      warmup:
+        description: The server's own first request. 600 by default.
+        type: float
+  request_timeout:
+    description: Seconds for a request that does not generate. C(/health) of a stuck server answers after 20.
+    type: float
+    default: 30
+  generation_timeout:
+    description: Seconds for one generation.
+    type: float
+    default: 120
+  generations:
+    description: How many generations in a row must succeed. 0 asks for none and is allowed with O(state=probe) only.
+    type: int
+    default: 3
+  max_tokens:
+    description: Tokens of each generation, at least 2.
+    type: int
+    default: 8
+  min_distinct:
+    description:
+      - Different tokens, and different words, that an answer must have at least. The default refuses one token said
+        again and again. Tiny models repeat loops of two.
+    type: int
+    default: 2
+  api_key:
+    description: API key of the server.
+    type: str
+  log_lines:
+    description: Lines of the log in RV(log_tail).
+    type: int
+    default: 40
+attributes:
+  check_mode:
+    support: full
+    details: Judges once as O(state=probe) does, waits for nothing and writes nothing.
+  diff_mode:
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Wait for the server
+  sglang_health:
+    release: /opt/sglang/releases/20261129T120000Z-baseline-1a2b3c4d
+    pid: 4711
+    timeout: 1500
+    phase_silence:
+      weights: 900
+
+- name: Look once
+  sglang_health:
+    release: /opt/sglang/releases/20261129T120000Z-baseline-1a2b3c4d
+    state: probe
+    generations: 1
+  register: __looked
+"""
+
+RETURN = r"""
+ready:
+  description: Whether the server is ready.
+  returned: always
+  type: bool
+busy:
+  description: C(/health) fails while tokens flow. Only a probe finds this.
+  returned: always
+  type: bool
+phase:
+  description: Phase reached, one of spawned, imports, distributed, weights, kv_cache, graph, warmup, ready, serving.
+  returned: always
+  type: str
+phases:
+  description: Phases seen, in order, as C({phase, elapsed}); seconds.
+  returned: always
+  type: list
+  elements: dict
+progress:
+  description: C({done, total, percent, rate, estimate}) of the running phase, estimate in seconds; null without one.
+  returned: always
+  type: dict
+elapsed:
+  description: Seconds that this module waited.
+  returned: always
+  type: float
+attempts:
+  description: Requests sent.
+  returned: always
+  type: int
+last_error:
+  description: What the last failed request said.
+  returned: always
+  type: str
+endpoint:
+  description: C({url, port, health, generation}), what each of them said last; they fail for different reasons.
+  returned: always
+  type: dict
+cause:
+  description:
+    - Why it is not ready, C({signature, phase, message, advice, detail, first_error, ranks}). Null when it is.
+    - RV(cause.ranks) lists the tensor-parallel ranks that reported the failure.
+  returned: always
+  type: dict
+generations:
+  description: Each generation as C({text, tokens, elapsed}); seconds.
+  returned: always
+  type: list
+  elements: dict
+served_model:
+  description: The model name seen at the endpoint, null where it was not ours or not asked.
+  returned: always
+  type: str
+pid:
+  description: Pid of the server process, null where none was found.
+  returned: always
+  type: int
+log_tail:
+  description: Last lines of the log.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import json
+import os
+
+from ansible.module_utils import sglang_watch
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible.module_utils.sglang_client import REQUESTS_ERROR, Client
+from ansible.module_utils.sglang_watch_signatures import cause
+from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Progress, Watch
+
+TIMED_PHASES = ("spawned", "imports", "distributed", "weights", "kv_cache", "graph", "warmup")
+
+
+def empty(message):
+    """Return the result for a release that cannot be looked at."""
+    return {
+        "ready": False,
+        "busy": False,
+        "phase": "spawned",
+        "phases": [],
+        "progress": None,
+        "elapsed": 0.0,
+        "attempts": 0,
+        "last_error": message,
+        "endpoint": {"url": None, "port": "closed", "health": "not asked", "generation": "not asked"},
+        "cause": cause("not_running", "spawned", message),
+        "generations": [],
+        "served_model": None,
+        "pid": None,
+        "log_tail": [],
+    }
+
+
+def result_of(watch, found, log_lines):
+    """Return the module's result from a watch and the cause of its failure (or None)."""
+    return {
+        "ready": found is None,
+        "busy": watch.busy,
+        "phase": watch.log.phase,
+        "phases": watch.log.history(),
+        "progress": watch.log.progress(),
+        "elapsed": round(watch.elapsed, 3),
+        "attempts": watch.attempts,
+        "last_error": watch.last_error,
+        "endpoint": {
+            "url": watch.client.url,
+            "port": watch.port,
+            "health": watch.health,
+            "generation": watch.generation,
+        },
+        "cause": found,
+        "generations": watch.generations,
+        "served_model": watch.served_model,
+        "pid": watch.processes.pid,
+        "log_tail": watch.log.tail[-log_lines:] if log_lines else [],
+    }
+
+
+def explain(result):
+    """Return one message: what failed, in which phase, what each layer said, the first error, the way out."""
+    found = result["cause"]
+    said = result["endpoint"]
+    ranks = f" on ranks {', '.join(str(rank) for rank in found['ranks'])}" if found["ranks"] else ""
+    parts = [
+        f"The server is not ready: {found['message']}",
+        f"[{found['signature']}] in phase {found['phase']}{ranks}, after {result['elapsed']:.1f} s."
+        f" Port {said['port']}, health: {said['health']}, generation: {said['generation']}.",
+    ]
+    if found["detail"]:
+        parts.append(f"Seen: {found['detail']}")
+    if found["first_error"] and found["first_error"] != found["detail"]:
+        parts.append(f"First error of the log: {found['first_error']}")
+    return "\n".join([*parts, f"Way out: {found['advice']}."])
+
+
+def load(module, path):
+    """Return the release's ``launch.json``; None where it is missing. Fails where it cannot be used."""
+    name = os.path.join(path, "launch.json")
+    try:
+        with open(name, encoding="utf-8") as handle:
+            launch = json.load(handle)
+        return {key: launch[key] for key in ("endpoint", "served_model_name", "log")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as problem:
+        return module.fail_json(
+            msg=f"release: {name} cannot be used: {problem!r}. Build the release again.", **empty("")
+        )
+
+
+def main():
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec=dict(
+            release=dict(type="path", required=True),
+            state=dict(type="str", choices=["ready", "probe"], default="ready"),
+            pid=dict(type="int"),
+            timeout=dict(type="float", default=1800),
+            phase_silence=dict(type="dict", default={}, options={phase: dict(type="float") for phase in TIMED_PHASES}),
+            request_timeout=dict(type="float", default=30),
+            generation_timeout=dict(type="float", default=120),
+            generations=dict(type="int", default=3),
+            max_tokens=dict(type="int", default=8),
+            min_distinct=dict(type="int", default=2),
+            api_key=dict(type="str", no_log=True),
+            log_lines=dict(type="int", default=40),
+        ),
+        supports_check_mode=True,
+    )
+    params = module.params
+    once = module.check_mode or params["state"] == "probe"
+    for name, least in (("generations", 0 if once else 1), ("max_tokens", 2), ("min_distinct", 1)):
+        if params[name] < least:
+            module.fail_json(msg=f"{name} must be at least {least}, not {params[name]}.", **empty(""))
+    for name in ("timeout", "request_timeout", "generation_timeout"):
+        if params[name] <= 0:
+            module.fail_json(msg=f"{name} must be more than 0 seconds, not {params[name]:g}.", **empty(""))
+    release = os.path.realpath(params["release"])
+    launch = load(module, release)
+    if launch is None:
+        result = empty(f"release: {release} has no launch.json")
+        if once:
+            module.exit_json(changed=False, **result)
+        module.fail_json(msg=explain(result), **result)
+    if REQUESTS_ERROR:
+        problem = missing_required_lib("requests") + " Run this task with the engine's interpreter."
+        if module.check_mode:
+            module.exit_json(changed=False, **empty(problem))
+        module.fail_json(msg=problem, exception=REQUESTS_ERROR, **empty(problem))
+    silence = {key: value for key, value in params["phase_silence"].items() if value is not None}
+    options = Options(
+        silence=dict(sglang_watch.SILENCE, **silence),
+        **{
+            key: params[key]
+            for key in ("timeout", "request_timeout", "generation_timeout", "generations", "max_tokens", "min_distinct")
+        },
+    )
+    progress = Progress(release, enabled=not once)
+    watch = Watch(release, launch, Client(launch["endpoint"], params["api_key"]), options, params["pid"], progress)
+    try:
+        watch.probe() if once else watch.wait()
+        found = None
+    except NotReadyError as problem:
+        found = problem.cause
+        watch.failed(found)
+    result = result_of(watch, found, params["log_lines"])
+    if found and not once:
+        module.fail_json(msg=explain(result), **result)
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

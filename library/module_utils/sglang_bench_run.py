@@ -14,7 +14,7 @@ from ansible.module_utils import sglang_bench_stats as stats
 from ansible.module_utils.sglang_bench_client import Client, clock
 from ansible.module_utils.sglang_bench_server import difference, snapshot
 
-PROBES = (12, 44)  # words of the two prompts that tell how the server counts
+SHORTEST = (12, 44)  # words of the two prompts that tell how the server counts; the second grows with the wanted length
 
 
 class InputError(ValueError):
@@ -94,11 +94,12 @@ def measure(params):
         return client.prepare(prompts.body(api, model, text, tokens, params["temperature"], params["ignore_eos"]))
 
     try:
+        short, long = SHORTEST[0], max(SHORTEST[1], params["input_tokens"])
         client.asked = 1
-        probes, _cost = client.run([prepared(words, f"probe {words}", 1) for words in PROBES], 2)
+        probes, _cost = client.run([prepared(words, f"probe {words}", 1) for words in (short, long)], 2)
         client.asked = asked
         told = [item["input_tokens"] if item["kind"] == "ok" else None for item in probes]
-        words = prompts.fit((PROBES[0], told[0]), (PROBES[1], told[1]), params["input_tokens"])
+        words = prompts.fit((short, told[0]), (long, told[1]), params["input_tokens"])
         warmup = params["concurrency"] if params["warmup"] is None else params["warmup"]
         if warmup:
             client.run([prepared(words, f"warmup {n}") for n in range(warmup)], params["concurrency"])

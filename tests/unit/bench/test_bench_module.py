@@ -1,0 +1,218 @@
+"""The module against a server of known behaviour: figures, faults, records."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_figures_agree_with_the_server(serve, bench):
+    server = serve(ttft_ms=30, rate=200)
+    result = bench(server, requests=8, output_tokens=32, warmup=4)
+    truth = server.state.done[-8:]
+    ttft = sum(item["first"] - item["parsed"] for item in truth) / 8 * 1e3
+    tpot = sum((item["last"] - item["first"]) / 31 for item in truth) / 8 * 1e3
+    window = max(item["last"] for item in truth) - min(item["parsed"] for item in truth)
+    numbers = result["metrics"]
+    # Wide enough for a busy machine: server and client share this process.
+    assert numbers["ttft_ms_mean"] == pytest.approx(ttft, abs=3)
+    assert numbers["tpot_ms_mean"] == pytest.approx(tpot, rel=0.03)
+    assert numbers["output_tok_s"] == pytest.approx(8 * 32 / window, rel=0.03)
+    assert numbers["output_tokens_total"] == 8 * 32
+    assert numbers["concurrency_effective"] == pytest.approx(4, rel=0.1)
+    assert result["counts"]["completed"] == 8
+    assert result["counts"]["failed"] == 0
+    assert result["changed"] is False
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "generate"])
+def test_prompts_have_the_wanted_length_and_share_no_prefix(serve, bench, api):
+    server = serve(cached_tokens=0)
+    result = bench(server, api=api, input_tokens=100)
+    assert result["metrics"]["input_tokens_mean"] == 100
+    assert result["counts"]["completed"] == 8
+    assert len({prompt[:16] for prompt in server.state.prompts}) == len(server.state.prompts) == 8 + 2
+
+
+def test_a_seed_repeats_the_prompts_and_without_one_they_are_new(serve, bench):
+    server = serve()
+    seen = []
+    for seed in (7, 7, None, None):
+        server.state.prompts.clear()
+        bench(server, seed=seed)
+        seen.append(sorted(server.state.prompts))
+    assert seen[0] == seen[1]
+    assert len({tuple(prompts) for prompts in seen}) == 3
+
+
+@pytest.mark.parametrize("channel", ["content", "reasoning_content", "reasoning", "both", "tool_calls"])
+def test_tokens_of_every_channel_count(serve, bench, channel):
+    result = bench(serve(channel=channel, ttft_ms=40))
+    assert result["counts"]["completed"] == 8
+    assert result["metrics"]["output_tokens_mean"] == 16
+    assert result["metrics"]["ttft_ms_p50"] >= 40
+
+
+def test_an_empty_role_chunk_is_no_token(serve, bench):
+    result = bench(serve(role_at_once=True, ttft_ms=60), concurrency=1, requests=2)
+    assert result["metrics"]["ttft_ms_p50"] >= 60
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "generate"])
+def test_several_tokens_in_an_event_share_its_gap(serve, bench, api):
+    server = serve(tokens_per_chunk=4, rate=400)
+    numbers = bench(server, api=api, output_tokens=33, concurrency=2, requests=4)["metrics"]
+    truth = server.state.done[-4:]
+    tpot = sum((item["last"] - item["first"]) / 32 for item in truth) / 4 * 1e3
+    assert numbers["output_tokens_mean"] == 33
+    assert numbers["itl_ms_mean"] == pytest.approx(tpot, rel=0.05)
+    assert numbers["tpot_ms_mean"] == pytest.approx(tpot, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "text"),
+    [
+        ("401", "unauthorized", "API key that was missing"),
+        ("503", "http_error", "HTTP 503"),
+        ("close", "truncated", "8 of 8"),
+        ("error", "stream_error", "out of memory in the decode step"),
+        ("no_done", "truncated", "without [DONE]"),
+        ("short", "truncated", "8 of 16 tokens"),
+        ("empty", "empty", "no token"),
+    ],
+)
+def test_a_server_that_fails_all_requests_fails_the_task(serve, bench, fault, kind, text):
+    result = bench(serve(fault=fault))
+    assert result["failed"] is True
+    assert text in result["msg"]
+    assert result["counts"][kind] == result["counts"]["failed"] == 8
+    assert set(result["metrics"].values()) == {None}
+    assert [item["rule"] for item in result["findings"] if item["level"] == "error"] == ["failed-requests"]
+
+
+def test_a_silent_server_times_out(serve, bench):
+    result = bench(serve(fault="stall"), request_timeout=0.4, requests=4)
+    assert result["failed"] is True
+    assert result["counts"]["timed_out"] == 4
+    assert result["elapsed"] < 5
+
+
+def test_the_whole_run_ends_in_time(serve, bench):
+    result = bench(serve(rate=10), requests=40, timeout=1.5)
+    assert result["failed"] is True
+    assert result["elapsed"] < 3.5
+    assert result["counts"]["not_sent"] > 0
+    assert result["counts"]["not_sent"] + result["counts"]["timed_out"] == 40
+
+
+def test_nothing_listens(run_module, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    result = run_module("sglang_bench", {"url": url, "requests": 3, "results_dir": str(tmp_path)})
+    assert result["failed"] is True
+    assert result["counts"]["refused"] == 3
+    assert "check that the server runs" in result["msg"]
+
+
+def test_an_allowed_share_may_fail_and_is_not_counted_as_speed(serve, bench):
+    server = serve(fault="503", fault_every=5)
+    result = bench(server, requests=20, max_failed=0.25)
+    assert "failed" not in result or not result["failed"]
+    assert result["counts"]["failed"] == result["counts"]["http_error"] > 0
+    assert result["metrics"]["output_tokens_total"] == result["counts"]["completed"] * 16
+    assert "failed_requests" in result["flags"]
+    assert bench(server, requests=20, max_failed=0.01)["failed"] is True
+
+
+def test_a_missing_usage_is_stated(serve, bench):
+    result = bench(serve(usage=False))
+    assert result["counts"]["usage_missing"] == result["counts"]["completed"] == 8
+    assert {"usage_missing", "prompt_length_not_calibrated"} <= set(result["flags"])
+    assert result["metrics"]["output_tokens_mean"] == 16
+    assert result["metrics"]["input_tokens_mean"] is None
+
+
+def test_repeated_words_and_cached_prompts_are_flagged(serve, bench):
+    flags = bench(serve(repeat=True, cached_tokens=60), output_tokens=32)["flags"]
+    assert "degenerate_output" in flags
+    assert "prompts_cached" in flags
+    assert "degenerate_output" not in bench(serve(), output_tokens=32)["flags"]
+
+
+def test_the_run_is_recorded(serve, bench, tmp_path):
+    key = "sk-very-secret"
+    run = {"id": "r1", "user": "ops", "controller": "c"}
+    result = bench(serve(), run=run, variant="fewchan", api_key=key)
+    path = tmp_path / "results" / result["result_path"].rsplit("/", 1)[1]
+    document = json.loads(path.read_text())
+    assert path.name.endswith("-r1.json")
+    assert document["schema"] == 1
+    assert document["workload"]["seed"] == result["seed"]
+    assert [len(item["event_ms"]) for item in document["requests"]] == [16] * 8
+    (line,) = lines(tmp_path / "ledger.jsonl")
+    assert line["event"] == "run"
+    assert line["run"] == "r1"
+    assert line["variant"] == "fewchan"
+    assert line["result"] == str(path)
+    assert line["metrics"]["output_tok_s"] == result["metrics"]["output_tok_s"]
+    assert key not in path.read_text() + (tmp_path / "ledger.jsonl").read_text() + json.dumps(result)
+
+
+def test_a_release_names_the_server(serve, bench, tmp_path):
+    server = serve()
+    release = tmp_path / "releases" / "20260101T000000Z-baseline-00"
+    release.mkdir(parents=True)
+    (release / "launch.json").write_text(json.dumps({"endpoint": server.url, "served_model_name": "scripted"}))
+    (tmp_path / "current").symlink_to(release)
+    result = bench(server, url=None, release=str(tmp_path / "current"), results_dir=None, root=None)
+    assert result["result_path"].startswith(str(release / "results"))
+    assert lines(tmp_path / "ledger.jsonl")[0]["release"] == release.name
+
+
+def test_check_mode_sends_nothing_and_has_the_same_keys(serve, bench):
+    server = serve()
+    dry = bench(server, check=True)
+    assert server.state.seen == 0
+    assert dry["skipped_reason"]
+    real = bench(server)
+    assert real["skipped_reason"] is None
+    assert set(dry) == set(real)
+    assert set(dry["metrics"]) == set(real["metrics"]) == set(METRICS)
+    assert set(dry["counts"]) == set(real["counts"]) == set(COUNTS)
+    assert set(dry["metrics"].values()) == {None}
+
+
+def test_a_missed_limit_fails_after_the_record_was_kept(serve, bench, tmp_path):
+    result = bench(serve(), limits={"min_output_tok_s": "1e9", "max_ttft_ms_p50": 10000})
+    assert result["failed"] is True
+    assert "min-output-tok-s" in result["msg"]
+    assert result["metrics"]["output_tok_s"] > 0
+    assert lines(tmp_path / "ledger.jsonl")[0]["findings"][0]["rule"] == "min-output-tok-s"
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"requests": 0}, "requests must be at least 1"),
+        ({"max_failed": 10}, "max_failed is a share"),
+        ({"timeout": 0}, "timeout must be more than 0"),
+        ({"warmup": -1}, "warmup must be 0 or more"),
+        ({"limits": {"min_output_toks": 1}}, "did you mean min_output_tok_s"),
+        ({"limits": {"min_output_tok_s": "fast"}}, "must be a number"),
+        ({"url": None, "release": "/nonexistent/release"}, "Build the release first"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(serve, bench, params, text):
+    server = serve()
+    result = bench(server, **params)
+    assert result["failed"] is True
+    assert text in result["msg"]
+    assert server.state.seen == 0

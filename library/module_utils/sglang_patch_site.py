@@ -1,0 +1,268 @@
+"""Patched copies of engine packages in a release's ``site`` folder: where a package comes from, the copy, its record.
+
+The engine is only read. A copy appears under its final name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+
+RECORD = ".patches.json"
+_VERSION_FILES = ("_version.py", "version.py", "_build_meta.py", "__init__.py")
+
+# Runs in the engine's interpreter and imports nothing of the engine: finders only answer where it would come from.
+_PROBE = r"""
+import importlib.machinery as machinery, importlib.metadata as metadata, json, os, sys
+site, wanted = sys.argv[1], json.loads(sys.argv[2])
+def real(path): return os.path.realpath(path or os.getcwd())
+def place(spec):
+    if spec and spec.origin and spec.submodule_search_locations: return real(os.path.dirname(spec.origin))
+entries = [item for item in dict.fromkeys(real(item) for item in sys.path) if item != real(site)]
+out = {}
+for package, distribution in wanted.items():
+    found = [place(machinery.PathFinder.find_spec(package, [item])) for item in entries]
+    for finder in sys.meta_path:
+        if finder in (machinery.BuiltinImporter, machinery.FrozenImporter, machinery.PathFinder): continue
+        search = getattr(finder, "find_spec", None)
+        found.append(place(search(package, None)) if search else None)
+    dists = []
+    for dist in metadata.distributions(name=distribution, path=entries):
+        url = json.loads(dist.read_text("direct_url.json") or "{}")
+        dists.append({"version": dist.version, "parent": real(str(dist.locate_file(""))),
+                      "editable": bool(url.get("dir_info", {}).get("editable"))})
+    out[package] = {"candidates": [item for item in dict.fromkeys(found) if item], "distributions": dists}
+print("SGLANG_PATCH " + json.dumps(out))
+"""
+
+_COMPILE = r"""
+import json, py_compile, sys
+for source, shown in json.loads(sys.argv[1]):
+    py_compile.compile(source, dfile=shown, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+"""
+
+
+class SiteError(RuntimeError):
+    """The interpreter or the file system does not allow the work; the text says what to do."""
+
+
+def run_engine(python, script, arguments, env, chdir):
+    """Run a script in the engine's interpreter with the service's environment and folder; return its stdout.
+
+    :raises SiteError: it cannot be started or fails.
+    """
+    base = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "LC_ALL") if key in os.environ}
+    try:
+        done = subprocess.run(
+            [python, "-c", script, *arguments],
+            env={**base, **env},
+            cwd=chdir or None,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SiteError(f"python {python} with chdir {chdir or '.'}: {error}") from error
+    if done.returncode:
+        raise SiteError(f"python {python} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def locate(python, packages, env, chdir, site):
+    """Ask the interpreter where packages come from, the release's own ``site`` left out.
+
+    :param packages: ``{package: distribution name}``.
+    :returns: ``{package: {origin: path, kind: wheel | editable | copy, version: str} | None}``, None = not importable.
+    :raises SiteError: two candidates for a package, no version, or the interpreter fails.
+    """
+    output = run_engine(python, _PROBE, [site, json.dumps(packages)], env, chdir)
+    lines = [line for line in output.splitlines() if line.startswith("SGLANG_PATCH ")]
+    if not lines:
+        raise SiteError(f"python {python} gave no answer to where {', '.join(packages)} comes from: {output[-500:]!r}")
+    answers = json.loads(lines[-1].split(" ", 1)[1])
+    return {package: _origin(package, answer, python) for package, answer in answers.items()}
+
+
+def _origin(package, answer, python):
+    candidates = answer["candidates"]
+    if not candidates:
+        return None
+    if len(candidates) > 1:
+        raise SiteError(
+            f"{python} finds {package} in two places, {' and '.join(candidates)}: "
+            "remove one of them, or its entry in PYTHONPATH"
+        )
+    origin = candidates[0]
+    beside = [item for item in answer["distributions"] if item["parent"] == os.path.dirname(origin)]
+    editable = [item for item in answer["distributions"] if item["editable"]]
+    chosen = (editable or beside or [None])[0]
+    kind = "editable" if editable else "wheel" if beside else "copy"
+    version = chosen["version"] if chosen else written_version(origin)
+    if not version:
+        raise SiteError(f"{package} in {origin} states no version: install it with its metadata")
+    return {"origin": origin, "kind": kind, "version": version}
+
+
+def written_version(package_dir):
+    """Return the version that a package without metadata states in its own files, or None."""
+    for name in _VERSION_FILES:
+        text = read_text(os.path.join(package_dir, name)) or ""
+        match = re.search(r"(?m)^(?:__version__|version)\b[^'\"\n]*['\"](\d[^'\"]*)['\"]", text)
+        if match:
+            return match.group(1)
+    return None
+
+
+def read_text(path):
+    """Return a UTF-8 text with its line endings as they are, or None where the file is missing.
+
+    :raises SiteError: it is not UTF-8.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as handle:
+            return handle.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except UnicodeDecodeError as error:
+        raise SiteError(f"{path} is not UTF-8: {error}") from error
+
+
+def sha256(text):
+    """Return the hex digest of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _walk(root, below=""):
+    """Yield (relative path, stat) of the files that make a package, no bytecode; a link counts as what it shows."""
+    with os.scandir(os.path.join(root, below)) as entries:
+        for entry in sorted(entries, key=lambda item: item.name):
+            path = os.path.join(below, entry.name)
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _walk(root, path)
+            elif entry.is_file() and not entry.name.endswith(".pyc"):
+                yield path, entry.stat()
+
+
+def tree(root):
+    """Return ``{relative path: [size in bytes, mtime in ns]}`` of a package's files, or None where it is missing."""
+    if not os.path.isdir(root):
+        return None
+    return {path: [stat.st_size, stat.st_mtime_ns] for path, stat in _walk(root)}
+
+
+def fingerprint(files):
+    """Return a digest of what :func:`tree` returned."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def in_place(target, origin_files, patched):
+    """Tell whether ``target`` is the complete copy: patched texts as given, every other file as in the origin.
+
+    :param patched: ``{relative path: sha256 of the patched text}``.
+    """
+    here = tree(target)
+    if here is None:
+        return False
+    for path, stat in origin_files.items():
+        if path in patched:
+            if path not in here or sha256(read_text(os.path.join(target, path))) != patched[path]:
+                return False
+        elif here.get(path) != stat:
+            return False
+    return True
+
+
+def build(python, env, chdir, origin, target, patched):
+    """Copy a package and write the patched texts, then put it under its final name.
+
+    :param patched: ``{relative path: text}``.
+    :raises SiteError: the engine's interpreter cannot compile a patched file; the old copy is then still there.
+    """
+    site, name = os.path.split(target)
+    os.makedirs(site, exist_ok=True)
+    sweep(site, name)
+    partial = os.path.join(site, f".{name}.partial-{os.getpid()}")
+    old = os.path.join(site, f".{name}.old-{os.getpid()}")
+    try:
+        # Bytecode travels along: it stays valid for every file whose size and time are kept.
+        shutil.copytree(origin, partial, symlinks=False, ignore_dangling_symlinks=True)
+        for path, text in patched.items():
+            _write_patched(os.path.join(partial, path), text)
+        pairs = [(os.path.join(partial, path), os.path.join(target, path)) for path in patched]
+        if pairs:
+            run_engine(python, _COMPILE, [json.dumps(pairs)], {**env, "PYTHONPYCACHEPREFIX": ""}, chdir)
+        if os.path.lexists(target):
+            os.rename(target, old)
+        os.rename(partial, target)
+    except (OSError, shutil.Error) as error:
+        raise SiteError(f"copying {origin} to {target}: {str(error)[:500]}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_patched(path, text):
+    """Write a patched text with a new time, and drop every bytecode file of the old one."""
+    folder, stem = os.path.dirname(path), os.path.basename(path)[: -len(".py")]
+    for stale in glob.glob(os.path.join(glob.escape(folder), "__pycache__", f"{glob.escape(stem)}.*.pyc")):
+        os.unlink(stale)
+    if os.path.exists(path + "c"):
+        os.unlink(path + "c")
+    before = os.stat(path)
+    with open(path, "w", encoding="utf-8", newline="") as handle:
+        handle.write(text)
+    # A bytecode cache outside the package (PYTHONPYCACHEPREFIX) compares whole seconds.
+    moved = max(time.time(), before.st_mtime + 2)
+    os.utime(path, (moved, moved))
+
+
+def sweep(site, name):
+    """Remove what an interrupted run left of a package's copy."""
+    for kind in ("partial", "old"):
+        for left in glob.glob(os.path.join(glob.escape(site), f".{name}.{kind}-*")):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(site, name):
+    """Remove a package's copy; the name disappears at once."""
+    target = os.path.join(site, name)
+    if os.path.isdir(target):
+        gone = os.path.join(site, f".{name}.old-{os.getpid()}")
+        os.rename(target, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    sweep(site, name)
+
+
+def read_record(site):
+    """Return the record of a site, ``{packages: {}, entries: []}`` where there is none or it cannot be read."""
+    try:
+        with open(os.path.join(site, RECORD), encoding="utf-8") as handle:
+            record = json.load(handle)
+        if record["schema"] == 1 and isinstance(record["packages"], dict) and isinstance(record["entries"], list):
+            return record
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return {"schema": 1, "packages": {}, "entries": []}
+
+
+def write_record(site, record):
+    """Replace the record by rename; an empty one is removed."""
+    path = os.path.join(site, RECORD)
+    if not record["packages"] and not record["entries"]:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    os.makedirs(site, exist_ok=True)
+    with open(path + ".new", "w", encoding="utf-8") as handle:
+        json.dump(record, handle, indent=1, sort_keys=True)
+        handle.write("\n")
+    os.rename(path + ".new", path)

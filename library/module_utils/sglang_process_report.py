@@ -15,15 +15,19 @@ from ansible.module_utils.sglang_findings import finding
 RUNG = "verify"
 
 
-def read_imports(release, pid):
-    """Return ``{package: origin}`` that the release's sitecustomize wrote for a process; None if it wrote none."""
+def read_imports(release, item):
+    """Return ``{package: origin}`` that the release's sitecustomize wrote for a process; empty if it wrote none.
+
+    :param item: process of :func:`sglang_proc.scan`; a note of another process that had the same pid does not count.
+    """
     try:
-        with open(os.path.join(release, "run", f"imports-{pid}.json"), encoding="utf-8") as handle:
-            data = json.load(handle)
+        with open(os.path.join(release, "run", f"imports-{item['pid']}.json"), encoding="utf-8") as handle:
+            note = json.load(handle)
     except (OSError, ValueError):
-        return None
-    modules = data.get("modules") if isinstance(data, dict) else None
-    return modules if isinstance(modules, dict) else None
+        return {}
+    if not isinstance(note, dict) or note.get("start") != item["start"]:
+        return {}
+    return note.get("imports") or {}
 
 
 def package_state(origin, wanted):
@@ -39,11 +43,11 @@ def inspect(item, launch, proc="/proc"):
     expect = launch.get("expect") or {}
     env = sglang_proc.environ(item["pid"], proc)
     readable = sglang_proc.MARKER in env
-    origins = read_imports(launch["cwd"], item["pid"])
+    origins = read_imports(launch["cwd"], item)
     packages = {}
     for name, wanted in (expect.get("packages") or {}).items():
         if wanted:
-            origin = (origins or {}).get(name)
+            origin = origins.get(name)
             packages[name] = {"expected": wanted, "origin": origin, "status": package_state(origin, wanted)}
     rank = "" if item["tp_rank"] is None else f" TP{item['tp_rank']}"
     return dict(
@@ -51,7 +55,7 @@ def inspect(item, launch, proc="/proc"):
         label=f"{item['role']}{rank} (pid {item['pid']})",
         env_readable=readable,
         env=sglang_proc.compare_env(env, expect.get("env") or {}) if readable else {},
-        imports=origins or {},
+        imports=origins,
         packages=packages,
     )
 

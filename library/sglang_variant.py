@@ -64,6 +64,10 @@ options:
   against:
     description: Another variant to show the difference to.
     type: str
+  explain:
+    description: Return the whole result also as text for a person.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Changes nothing in any mode.
@@ -101,8 +105,8 @@ RETURN = r"""
 variant:
   description:
     - The resolved variant. C(nccl) and C(env) hold texts, C(args) values cast to the flag's type, V(false) for a flag
-      that is left out, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the variant, V(base) or
-      V(override).
+      that is left out, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the
+      variant, V(base) or V(override).
   returned: when it could be resolved
   type: dict
   sample:
@@ -146,6 +150,11 @@ difference:
   returned: when O(against) is given
   type: dict
   sample: {nccl.NCCL_PROTO: {fewchan: LL, proto_auto: null}}
+explanation:
+  description: Every value with its origin, launch flags, patches, findings and the difference, as text.
+  returned: when O(explain) is true
+  type: str
+  sample: "fewchan: At most two channels, small buffers, 64 threads"
 """
 
 
@@ -167,6 +176,7 @@ def main():
             "launch": {"type": "dict", "default": {}},
             "force": {"type": "bool", "default": False},
             "against": {"type": "str"},
+            "explain": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )

@@ -15,7 +15,13 @@ MODULE_UTILS = str(ROOT / "library" / "module_utils")
 if MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(MODULE_UTILS)
 
-from ansible.module_utils import sglang_lint, sglang_variant, sglang_variant_patches, sglang_variant_run  # noqa: E402
+from ansible.module_utils import (  # noqa: E402
+    sglang_lint,
+    sglang_variant,
+    sglang_variant_patches,
+    sglang_variant_run,
+    sglang_variant_text,
+)
 from ansible.module_utils.sglang_findings import errors, summary  # noqa: E402
 
 ARGUMENTS = {
@@ -30,6 +36,7 @@ ARGUMENTS = {
     "launch": {"type": "dict", "default": {}},
     "force": {"type": "bool", "default": False},
     "against": {"type": "str"},
+    "explain": {"type": "bool", "default": False},
 }
 
 
@@ -55,9 +62,15 @@ class ActionModule(ActionBase):
         result["run"] = sglang_variant_run.identify_run(os.getppid())
         try:
             result.update(self.judge(args["name"], args))
-            if args["against"]:
+            if args["against"] is not None:
+                sglang_variant.check_name(args["against"], args["catalogue"], "against")
                 other = self.judge(args["against"], args)["variant"]
                 result["difference"] = sglang_variant.difference(result["variant"], other)
+            if args["explain"]:
+                host = (task_vars or {}).get("inventory_hostname", "the controller")
+                result["explanation"] = sglang_variant_text.explain(
+                    host, result, args["engine_version"], result.get("difference")
+                )
         except sglang_variant.VariantError as error:
             result["findings"] = error.findings
         wrong = errors(result["findings"])

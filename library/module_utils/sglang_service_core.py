@@ -168,7 +168,8 @@ class Service:
         :raises ServiceError: the port is another's, the provider fails, or the process dies at once.
         """
         if not self.launch:
-            if self.check_mode and not os.path.isdir(self.release):
+            if self.check_mode and not os.path.lexists(os.path.join(self.release, "launch.json")):
+                # The task before this one would have written it.
                 self.out.update(changed=True, state="running", reasons=["no server process runs"])
                 return
             raise ServiceError(

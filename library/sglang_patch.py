@@ -124,8 +124,8 @@ elapsed:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_patch_site import SiteError
 from ansible.module_utils.sglang_patch_run import reconcile
+from ansible.module_utils.sglang_patch_site import SiteError
 from ansible.module_utils.sglang_patching import EntryError
 
 

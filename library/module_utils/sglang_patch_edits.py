@@ -90,7 +90,7 @@ def _add_import(text, item):
         start, end = _span(text, node)
         statement = text[start:end]
         head = statement.index(" import ") + len(" import ")
-        match = re.search(rf"(?m)(^[ \t]+)?\b{re.escape(item.get('after', ''))}\b(?! as)", statement[head:])
+        match = re.search(rf"(?:(?<=[\r\n])([ \t]+))?\b{re.escape(item.get('after', ''))}\b(?! as)", statement[head:])
         if item.get("after") and match:
             glue = f",{newline}{match.group(1)}" if match.group(1) else ", "
             place = start + head + match.end()

@@ -7,7 +7,8 @@ An entry is a dict, one YAML file of the role ``sglang_patches``::
     families: [{name, versions, upstream: bool, files: [{path, imports, definitions, edits, gates}]}]
 
 ``imports`` are ``{module, name, after}``, ``definitions`` ``{name, after, text}``, ``edits``
-``{scope, find, replace}``, ``gates`` what :func:`sglang_patch_gate.admitted` takes plus ``pristine``, the hosts that an unpatched file admits.
+``{scope, find, replace}``, ``gates`` what :func:`sglang_patch_gate.admitted` takes plus ``pristine``, the hosts that an
+unpatched file admits.
 A patch may add the host 12.0 to a gate and must leave every other host as it was.
 """
 

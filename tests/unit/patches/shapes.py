@@ -79,7 +79,8 @@ class ServerArgs:
 def overrides(style):
     """Return arg_groups/overrides.py."""
     if style == FUNCTIONS:
-        imports = "from sglang.srt.utils.common import (\n    is_sm90_supported,\n    is_sm100_supported,\n    is_sm120_supported,\n)\n"
+        names = "is_sm90_supported, is_sm100_supported, is_sm120_supported"
+        imports = f"from sglang.srt.utils.common import {names}\n"
         sm90, sm100 = "is_sm90_supported()", "is_sm100_supported()"
     else:
         imports = "from sglang.srt.runtime_context import (\n    get_context,\n    get_platform,\n)\n"

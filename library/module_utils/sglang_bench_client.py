@@ -14,6 +14,7 @@ import time
 from ansible.module_utils.sglang_bench_stream import record
 
 TICK = 0.01  # seconds between two looks at deadlines
+LAST = b"\r\n0\r\n\r\n"  # end of a chunk and the empty chunk that ends an answer
 KEEP = 64 << 20  # bytes of unparsed answers; above this finished answers are parsed during the run
 
 clock = time.perf_counter
@@ -88,26 +89,21 @@ class Client:
     def send(self, link, prepared, index):
         """Send one request, read it to its end and return what was kept (input of ``sglang_bench_stream.record``)."""
         stream = {"index": index, "sent": None, "end": None, "status": None, "kind": None, "closed": None, "detail": ""}
-        stream["times"], stream["blocks"] = times, blocks = [], []
-        exceptions = self.requests.exceptions
+        stream.update(times=[], blocks=[], framed=False)
+        exceptions, raw = self.requests.exceptions, None
         patience = min(self.request_timeout, max(0.05, self.deadline - clock()))
         stream["sent"], _now.sent = clock(), None
         try:
             response = link.send(prepared, stream=True, timeout=(patience, patience), verify=self.verify)
-            stream["sent"] = _now.sent
+            # None when the connection is not of our making, as behind a proxy class of a newer urllib3
+            stream["sent"] = _now.sent or stream["sent"]
             stream["status"] = response.status_code
             raw = response.raw
             if response.status_code != 200:
                 self._refusal(stream, raw)
             else:
                 self.active[index] = (stream, raw)
-                read = raw.read1
-                block = read()
-                while block:
-                    times.append(clock())
-                    blocks.append(block)
-                    block = read()
-                stream["closed"] = stream["closed"] or "end"
+                self._read(stream, raw)
         except exceptions.Timeout as error:
             stream["kind"], stream["detail"] = "timed_out", f"no answer within {patience:.1f} s: {error}"
         except exceptions.ConnectionError as error:
@@ -116,7 +112,7 @@ class Client:
         except (
             Exception
         ) as error:  # urllib3 and the socket raise many types while a stream breaks; each is one failed request
-            late = type(error).__name__ == "ReadTimeoutError"
+            late = isinstance(error, TimeoutError) or type(error).__name__ == "ReadTimeoutError"
             stream["closed"] = stream["closed"] or ("timed_out" if late else "broken")
             stream["detail"] = stream["detail"] or f"{type(error).__name__}: {error}"
             if stream["status"] is None:
@@ -124,7 +120,41 @@ class Client:
         finally:
             self.active.pop(index, None)
             stream["end"] = clock()
+            if raw is not None and stream["closed"] not in (None, "end"):
+                raw.close()
         return stream
+
+    @staticmethod
+    def _read(stream, raw):
+        """Read an answer to its end.
+
+        The usual answer is chunked; it is taken from the socket's buffer with its framing, in one call a wake-up,
+        and unframed after the run: while tokens arrive that time belongs to the next ones.
+        """
+        times, blocks = stream["times"], stream["blocks"]
+        inner = getattr(raw, "_original_response", None)
+        source = getattr(inner, "fp", None)
+        stream["framed"] = bool(source is not None and inner.chunked and hasattr(source, "read1"))
+        if not stream["framed"]:
+            block = raw.read1()
+            while block:
+                times.append(clock())
+                blocks.append(block)
+                block = raw.read1()
+            stream["closed"] = stream["closed"] or "end"
+            return
+        read, tail, ended = source.read1, b"", False
+        while not ended:
+            block = read(65536)
+            times.append(clock())
+            blocks.append(block)
+            if not block:
+                raise ConnectionError("the connection was closed before the end of the answer")
+            tail = block[-7:] if len(block) > 6 else (tail + block)[-7:]
+            ended = tail == LAST
+        stream["closed"] = stream["closed"] or "end"
+        inner.close()
+        raw.release_conn()
 
     @staticmethod
     def _refusal(stream, raw):

@@ -6,6 +6,7 @@ afterwards.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 CHANNELS = ("content", "reasoning_content", "reasoning", "tool_calls")
@@ -31,6 +32,32 @@ def events(times, blocks):
                 yield when, line[5:].strip()
     if rest.startswith(b"data:"):
         yield times[-1], rest[5:].strip()
+
+
+def dechunk(times, blocks):
+    """Take HTTP's chunked framing off.
+
+    :returns: ``(times, payloads, complete)``; a payload has the time at which its last byte was there; the answer
+        is complete when its empty last chunk was read.
+    """
+    data = b"".join(blocks)
+    ends = list(itertools.accumulate(map(len, blocks)))
+    when, payloads = [], []
+    at = index = 0
+    while True:
+        line = data.find(b"\r\n", at)
+        try:
+            size = int(data[at:line].partition(b";")[0], 16) if line >= 0 else -1
+        except ValueError:
+            size = -1
+        if size <= 0:
+            return when, payloads, size == 0
+        stop = line + 2 + size
+        while index < len(ends) - 1 and ends[index] < stop:
+            index += 1
+        when.append(times[index])
+        payloads.append(data[line + 2 : stop])
+        at = stop + 2
 
 
 def _openai(event):
@@ -164,8 +191,8 @@ def judge(stream, folded, asked, ignore_eos):
 def record(stream, api, asked, ignore_eos):
     """Return the record of one request, times in seconds from the clock of ``stream``.
 
-    :param stream: what the client kept: dict ``{index, sent, end, status, closed, detail, times, blocks}``; ``kind``
-        is set when no stream began.
+    :param stream: what the client kept: dict ``{index, sent, end, status, closed, detail, times, blocks, framed}``;
+        ``kind`` is set when no stream began.
     """
     out = {
         "index": stream["index"],
@@ -185,7 +212,12 @@ def record(stream, api, asked, ignore_eos):
     }
     if stream["kind"] is not None:
         return out
-    folded = fold(api, stream["times"], stream["blocks"])
+    times, blocks = stream["times"], stream["blocks"]
+    if stream.get("framed"):
+        times, blocks, complete = dechunk(times, blocks)
+        if not complete and stream["closed"] == "end":
+            stream = {**stream, "closed": "broken", "detail": "the answer ended inside its chunked framing"}
+    folded = fold(api, times, blocks)
     out["kind"], out["detail"] = judge(stream, folded, asked, ignore_eos)
     told = folded["usage"]["completion_tokens"]
     out["usage_missing"] = told is None

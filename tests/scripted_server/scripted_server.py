@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import selectors
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 FAULTS = ("", "401", "503", "close", "error", "error_500", "no_done", "short", "stall", "silent", "empty")
 CHANNELS = ("content", "reasoning_content", "reasoning", "both", "tool_calls")
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa".split()
+TEXT = random.Random(5).choices(WORDS, k=4096)
 
 
 @dataclass
@@ -149,9 +151,7 @@ class Stream:
             protocol.resume_call = self._emit
             return
         count = 1 if self.sent == 0 else min(self.script.tokens_per_chunk, self.total - self.sent)
-        words = [
-            "foss" if self.script.repeat else WORDS[((self.sent + n) * 2654435761 >> 7) % 16] for n in range(count)
-        ]
+        words = ["foss"] * count if self.script.repeat else TEXT[self.sent % 4000 : self.sent % 4000 + count]
         self.sent += count
         data = self._event(words)
         out = _chunk(data)

@@ -33,6 +33,18 @@ def test_a_stream_reads_the_same_however_it_is_cut():
         assert folded["text"].split() == [f"w\u00e9{n}" for n in range(20)]
 
 
+def test_chunked_framing_comes_off_however_it_is_cut():
+    parts = [b"one\r\n0\r\n", b"two", b"three" * 50]
+    whole = b"".join(b"%x;ext=1\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    for cut in range(1, len(whole) - 1):
+        times, payloads, complete = stream.dechunk([1.0, 2.0], [whole[:cut], whole[cut:]])
+        assert payloads == parts
+        assert complete
+        assert times[-1] == (2.0 if cut < len(whole) - 7 else 1.0)
+    assert stream.dechunk([1.0], [whole[:-6]])[2] is False
+    assert stream.dechunk([], []) == ([], [], False)
+
+
 def test_an_event_has_the_time_at_which_its_line_was_complete():
     one = chat(content="x")
     assert stream.fold("chat", [1.0, 2.0], [one[:20], one[20:]])["arrivals"] == [2.0]

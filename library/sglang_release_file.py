@@ -57,7 +57,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-path:
+file:
   description: Absolute path of the file.
   returned: success
   type: str
@@ -69,8 +69,8 @@ msg:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_release_text import place, validate_text, write_text
 from ansible.module_utils.sglang_release_store import ReleaseError
+from ansible.module_utils.sglang_release_text import place, validate_text, write_text
 
 
 def main():
@@ -105,7 +105,7 @@ def main():
             "before_header": path,
             "after_header": path,
         }
-    module.exit_json(path=path, **result)
+    module.exit_json(file=path, **result)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ OPEN_DIRECTORIES = ("logs", "run", "results")
 NEW, TRASH = ".new-", ".trash-"
 ID_PATTERN = re.compile(r"^(\d{8}T\d{6}Z)-([A-Za-z0-9][A-Za-z0-9_.-]*)-([0-9a-f]{12})$")
 VARIANT_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-_SECRET = re.compile(r"api_?key|passw(or)?d|secret|authorization|(hf|access|auth|bearer)_?token", re.IGNORECASE)
+_SECRET = re.compile(r"api[_-]?key|passw(or)?d|secret|authorization|(hf|access|auth|bearer)[_-]?token", re.IGNORECASE)
 
 
 class ReleaseError(Exception):

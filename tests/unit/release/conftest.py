@@ -8,7 +8,13 @@ import pathlib
 import pytest
 from ansible.module_utils import sglang_lock, sglang_release_compare
 
-ENGINE = {"present": True, "python": "/opt/engine/bin/python3", "version": "0.5.9", "fingerprint": "e1", "problem": None}
+ENGINE = {
+    "present": True,
+    "python": "/opt/engine/bin/python3",
+    "version": "0.5.9",
+    "fingerprint": "e1",
+    "problem": None,
+}
 MODEL = {"present": True, "fingerprint": "m1", "problem": None}
 
 

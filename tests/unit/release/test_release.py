@@ -64,8 +64,12 @@ def test_live_processes_that_differ_are_drift(host, monkeypatch):
 
 def test_real_drift_reads_launch_json(host, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(sglang_release_compare, "describe_engine", lambda declared: {"present": True, "fingerprint": "e"})
-    monkeypatch.setattr(sglang_release_compare, "describe_model", lambda declared: {"present": True, "fingerprint": "m"})
+    monkeypatch.setattr(
+        sglang_release_compare, "describe_engine", lambda declared: {"present": True, "fingerprint": "e"}
+    )
+    monkeypatch.setattr(
+        sglang_release_compare, "describe_model", lambda declared: {"present": True, "fingerprint": "m"}
+    )
     release = host.build()
     path = host.path(release)
     host.ok("active", release=release)
@@ -182,7 +186,9 @@ def test_skeleton_is_readable_and_owned_by_the_service(host):
     release = host.compare()["release"]["id"]
     old = os.umask(0o077)
     try:
-        host.ok("created", release=release, owner="nobody", record={"variant": {"env": {"API_KEY": "s3cret", "A": "b"}}})
+        host.ok(
+            "created", release=release, owner="nobody", record={"variant": {"env": {"API_KEY": "s3cret", "A": "b"}}}
+        )
     finally:
         os.umask(old)
     path = host.path(release)

@@ -146,7 +146,7 @@ def measure(params):
         "counts": tally,
         "flags": flags,
         "failure": failure,
-        "findings": stats.findings(numbers, flags, failure, stats.check_limits(params["limits"])),
+        "findings": stats.findings(numbers, flags, failure, stats.check_limits(params["limits"]), own),
         "client": {**own, "python": platform.python_version(), "requests": requests.__version__},
         "server": server,
         "requests": stats.compact(records, min(sent) if sent else 0.0),

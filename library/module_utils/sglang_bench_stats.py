@@ -266,7 +266,7 @@ def check_limits(limits):
     return out
 
 
-def findings(numbers, remarks, failure, limits):
+def findings(numbers, remarks, failure, limits, cost):
     """Return the findings of rung ``benchmark``: the failure and missed limits as errors, flags as warnings."""
     out = []
     if failure:
@@ -292,5 +292,8 @@ def findings(numbers, remarks, failure, limits):
         )
     for flag in remarks:
         message, advice = REMARKS[flag]
-        out.append(finding("benchmark", flag.replace("_", "-"), "warning", message, "", advice))
+        seen = (
+            f"{cost['cpu_share']:.0%} of a core, p99 lag {cost['lag_ms_p99']} ms" if flag == "client_bottleneck" else ""
+        )
+        out.append(finding("benchmark", flag.replace("_", "-"), "warning", message, seen, advice))
     return out

@@ -203,6 +203,9 @@ release:
     reason:
       description: Reason of its last state.
       type: str
+    python:
+      description: Interpreter of its engine, or null where the manifest does not say.
+      type: str
 removed:
   description: Names of directories below releases that C(created) or C(pruned) deleted.
   returned: always

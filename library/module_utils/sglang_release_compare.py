@@ -126,6 +126,7 @@ def compare(params, check):
                 "variant": variant,
                 "built": found is not None,
                 "state": found["state"] if found else None,
+                "python": engine["python"],
             },
             "current": brief_of(root, serving),
             "previous": brief_of(root, choose.previous(manifests, current, release)),

@@ -170,7 +170,10 @@ def promoted_at(manifest):
 
 
 def brief(root, manifest):
-    """Return ``{id, path, variant, state, digest, created, promoted, complete, reason}`` of a manifest."""
+    """Return ``{id, path, variant, state, digest, created, promoted, complete, reason, python}`` of a manifest.
+
+    ``python`` is the interpreter of its engine, or null where the manifest does not say.
+    """
     return {
         "id": manifest["id"],
         "path": release_path(root, manifest["id"]),
@@ -181,6 +184,7 @@ def brief(root, manifest):
         "promoted": promoted_at(manifest),
         "complete": complete(manifest),
         "reason": manifest["history"][-1]["reason"] if manifest["history"] else "",
+        "python": (manifest["record"].get("engine") or {}).get("python"),
     }
 
 

@@ -225,8 +225,8 @@ def failure_text(records, tally, max_failed):
 
 REMARKS = {
     "client_bottleneck": (
-        "the client, not the server, was the limit",
-        "measure from an idle host or with a lower concurrency",
+        "the client was the limit or was kept from running",
+        "measure on a quiet host, or with a lower concurrency",
     ),
     "usage_missing": (
         "the server told no usage, so tokens are events with output",

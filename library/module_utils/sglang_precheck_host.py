@@ -1,0 +1,127 @@
+"""Where the prechecks get their evidence: every look at the host goes through one object that a test can replace."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pwd
+import resource
+import subprocess
+import urllib.error
+import urllib.request
+
+from ansible.module_utils import sglang_engine, sglang_model, sglang_proc
+
+
+class Host:
+    """Read-only view of this host.
+
+    :param root: release root; a process is ours when it belongs to a release below it.
+    :param command_limit: seconds that a command may take.
+    """
+
+    def __init__(self, root, command_limit=10.0):
+        self.root = root
+        self.command_limit = command_limit
+        self.environ = dict(os.environ)
+        self.cache = {}
+
+    def run(self, argv):
+        """Return ``(exit status, output, error output)`` of a command; status 127 where there is no such program, 124
+        where it took longer than the limit."""
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=self.command_limit, stdin=subprocess.DEVNULL, check=False
+            )
+        except FileNotFoundError:
+            return 127, "", f"{argv[0]}: not found"
+        except OSError as error:
+            return 126, "", f"{argv[0]}: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            return 124, "", f"{argv[0]} gave no answer within {self.command_limit:g} s"
+        return done.returncode, done.stdout, done.stderr
+
+    def read(self, path, binary=False):
+        """Return the content of a file, None where it is absent or closed to us."""
+        try:
+            with open(path, "rb") as handle:
+                raw = handle.read()
+        except OSError:
+            return None
+        return raw if binary else raw.decode("utf-8", "replace")
+
+    def glob(self, pattern):
+        """Return the sorted paths that match."""
+        return sorted(glob.glob(pattern))
+
+    def realpath(self, path):
+        """Return a path with all links resolved."""
+        return os.path.realpath(path)
+
+    def existing(self, path):
+        """Return the nearest ancestor of a path that exists, the path itself included."""
+        while not os.path.lexists(path) and path != os.path.dirname(path):
+            path = os.path.dirname(path)
+        return path
+
+    def is_directory(self, path):
+        """Return whether a path is a directory."""
+        return os.path.isdir(path)
+
+    def writable(self, path):
+        """Return whether this process may create entries in a directory."""
+        return os.access(path, os.W_OK | os.X_OK)
+
+    def free(self, path):
+        """Return ``(free bytes, free inodes, device)``; inodes is None on a file system without a fixed number."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None, os.stat(path).st_dev
+
+    def account(self, user):
+        """Return the password entry of a user, None where there is none."""
+        try:
+            return pwd.getpwnam(user)
+        except KeyError:
+            return None
+
+    def can_enter(self, path, user):
+        """Return whether a user can enter a directory through all its parents."""
+        return not sglang_model.unreadable("/", [path], user) if self.is_directory(path) else True
+
+    def memlock(self):
+        """Return the soft limit of locked memory in bytes, None where there is no limit."""
+        soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def python(self, path):
+        """Return what :func:`sglang_engine.probe` sees; raises :class:`sglang_engine.EngineError`."""
+        return sglang_engine.probe(path)
+
+    def engine(self, declared):
+        """Return the state of the declared engine."""
+        return sglang_engine.describe(declared)
+
+    def model_problems(self, declared, user):
+        """Return what is wrong with existing model files."""
+        return sglang_model.check(declared["path"], user=user)
+
+    def listeners(self, port):
+        """Return who listens on a port, see :func:`sglang_proc.listeners`."""
+        return sglang_proc.listeners(port)
+
+    def is_ours(self, pid):
+        """Return whether a process belongs to a release of this root."""
+        return pid is not None and sglang_proc.is_ours(pid, self.root)
+
+    def served_models(self, url, limit=2.0):
+        """Return the models that an OpenAI-compatible server at a URL serves; empty where nothing answers so."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"{url}/v1/models", timeout=limit) as answer:
+                return [str(item["id"]) for item in json.loads(answer.read(1 << 20))["data"]]
+        except urllib.error.HTTPError as error:
+            error.close()
+            return []
+        except (OSError, ValueError, KeyError, TypeError):
+            return []

@@ -1,0 +1,164 @@
+#!/usr/bin/python
+# Copyright: the sglang deploy authors
+# Licensed under the Apache License, Version 2.0
+"""Check a host before anything is built on it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: sglang_precheck
+short_description: Check a host before an SGLang release is built on it
+description:
+  - Reads, and changes nothing. Each check gives findings; those of level C(error) make the verdict negative.
+  - On a host whose device is V(cpu) the GPU checks are reported as not exercised.
+version_added: "1.0.0"
+author: the sglang deploy authors
+options:
+  root:
+    description: Root of the deployment, absolute and at most 80 bytes long.
+    type: str
+    required: true
+  engine:
+    description: The declared engine, as M(sglang_engine_env) takes it.
+    type: dict
+    required: true
+  model:
+    description: The declared model, as M(sglang_model_files) takes it. Empty leaves the model files unchecked.
+    type: dict
+    default: {}
+  user:
+    description: Service user. Empty asks nothing.
+    type: str
+    default: ""
+  port:
+    description: HTTP port of the server.
+    type: int
+    required: true
+  device:
+    description: What the server computes on.
+    type: str
+    choices: [cuda, cpu]
+    default: cuda
+  gpu_count:
+    description: Number of GPUs that must answer. V(0) wants at least one.
+    type: int
+    default: 0
+  python_range:
+    description: Versions that the interpreter may have.
+    type: str
+    default: ">=3.10,<3.14"
+  engine_mb:
+    description: Disk space of an engine that is still to be built, in MB.
+    type: int
+    default: 2500
+  release_mb:
+    description: Disk space of a release with its logs and results, in MB.
+    type: int
+    default: 100
+  margin_mb:
+    description: Disk space that must stay free, in MB.
+    type: int
+    default: 500
+  enforce:
+    description: Fail where the verdict is negative, with all errors in one message.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: The same, since it never writes.
+    support: full
+  diff_mode:
+    description: There is nothing to differ.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Check the host
+  sglang_precheck:
+    root: /opt/sglang
+    engine:
+      mode: adopt
+      version: 0.5.20
+      python: /opt/ml-env/bin/python3
+    port: 8000
+    gpu_count: 8
+"""
+
+RETURN = r"""
+findings:
+  description: What was found.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - rung: precheck
+      rule: port-taken
+      level: error
+      message: port 8000 is taken by another model server
+      evidence: pid 4711 (uid 0) python3 -m sglang.launch_server, serves kimi
+      advice: stop it, or give another sglang_server_port
+verdict:
+  description: Whether a release may be built here, and the rules that say no.
+  returned: always
+  type: dict
+  contains:
+    ok:
+      description: No finding is an error.
+      type: bool
+      sample: false
+    failures:
+      description: Rules of the errors.
+      type: list
+      elements: str
+      sample: [port-taken]
+elapsed:
+  description: Seconds that the checks took.
+  returned: always
+  type: float
+  sample: 0.3
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_findings import errors, summary
+from ansible.module_utils.sglang_precheck_gpu import GPU_CHECKS
+from ansible.module_utils.sglang_precheck_host import Host
+from ansible.module_utils.sglang_prechecks import HOST_CHECKS, run_checks
+
+
+def main():
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "str", "required": True},
+            "engine": {"type": "dict", "required": True},
+            "model": {"type": "dict", "default": {}},
+            "user": {"type": "str", "default": ""},
+            "port": {"type": "int", "required": True},
+            "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
+            "gpu_count": {"type": "int", "default": 0},
+            "python_range": {"type": "str", "default": ">=3.10,<3.14"},
+            "engine_mb": {"type": "int", "default": 2500},
+            "release_mb": {"type": "int", "default": 100},
+            "margin_mb": {"type": "int", "default": 500},
+            "enforce": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    started = time.monotonic()
+    findings, verdict = run_checks(module.params, Host(module.params["root"]), HOST_CHECKS + GPU_CHECKS)
+    result = {
+        "changed": False,
+        "findings": findings,
+        "verdict": verdict,
+        "elapsed": round(time.monotonic() - started, 3),
+    }
+    if module.params["enforce"] and not verdict["ok"]:
+        module.fail_json(msg=summary(errors(findings)), **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -212,6 +212,7 @@ try:
 except ImportError:
     REQUESTS_ERROR = traceback.format_exc()
 
+# no_log is said where the name alone would suggest a secret.
 ARGUMENTS = {
     "release": {"type": "path"},
     "url": {"type": "str"},
@@ -219,8 +220,8 @@ ARGUMENTS = {
     "api": {"type": "str", "choices": ["chat", "completions", "generate"], "default": "chat"},
     "requests": {"type": "int", "default": 32},
     "concurrency": {"type": "int", "default": 8},
-    "input_tokens": {"type": "int", "default": 64},
-    "output_tokens": {"type": "int", "default": 64},
+    "input_tokens": {"type": "int", "default": 64, "no_log": False},
+    "output_tokens": {"type": "int", "default": 64, "no_log": False},
     "warmup": {"type": "int"},
     "timeout": {"type": "float", "default": 600},
     "request_timeout": {"type": "float", "default": 120},

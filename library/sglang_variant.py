@@ -104,8 +104,8 @@ EXAMPLES = r"""
 RETURN = r"""
 variant:
   description:
-    - The resolved variant. C(nccl) and C(env) hold texts, C(args) values cast to the flag's type, V(false) for a flag
-      that is left out, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the
+    - The resolved variant. C(nccl) and C(env) hold texts, C(args) values cast to the flag's type, V(true) for a bare
+      flag, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the
       variant, V(base) or V(override).
   returned: when it could be resolved
   type: dict
@@ -119,7 +119,7 @@ variant:
     engines: ">=0.5.8"
     origins: {nccl.NCCL_ALGO: baseline}
 unset:
-  description: For each path that a null took away, where the null came from.
+  description: For each path that a null took away, or a flag that V(false) leaves out, where that came from.
   returned: when it could be resolved
   type: dict
   sample: {nccl.NCCL_PROTO: proto_auto}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
 from ansible.module_utils.sglang_patching import family_of
 from ansible.module_utils.sglang_variant_schema import matches
@@ -115,7 +116,7 @@ def refused_by_flashinfer(context):
 @rule("fusion-gate", "error", "Fusion on SM120 with a FlashInfer that refuses SM120.")
 def fusion_gate(variant, _patches, context):
     """Three facts and three ways out; the host's own packages are checked again by precheck."""
-    allowed = context.launch.get("allow_experimental") and GATE_PATCH in variant["patches"]
+    allowed = context.experimental and GATE_PATCH in variant["patches"]
     if FUSION_PATCH not in variant["patches"] or allowed or not refused_by_flashinfer(context):
         return
     declared = context.launch.get("compute_capability")
@@ -229,7 +230,7 @@ def idle(_variant, _patches, context):
 @rule("bind-open", "warning", "The server listens on every interface without an API key.")
 def bind_open(_variant, _patches, context):
     """Anyone on the network can use it."""
-    host = context.launch.get("host")
-    if host is not None and str(host) in OPEN_HOSTS and not context.launch.get("has_api_key"):
+    host, key = context.launch.get("host"), context.launch.get("has_api_key") or False
+    if host is not None and str(host) in OPEN_HOSTS and not boolean(key, strict=False):
         advice = "give an API key, or bind to 127.0.0.1 behind a proxy"
         yield "launch.host opens the server to the network without an API key", repr(host), advice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.module_utils.sglang_variant_flags import FlagTable
 from packaging.version import Version
 
@@ -67,6 +68,11 @@ class Context:
     def pcie(self):
         """Whether the GPUs have no NVLink between them, the case unless declared otherwise."""
         return str(self.launch.get("interconnect") or "pcie").lower() == "pcie"
+
+    @property
+    def experimental(self):
+        """Whether experimental patches may be applied."""
+        return boolean(self.launch.get("allow_experimental") or False, strict=False)
 
     @property
     def kimi(self):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from ansible.module_utils.sglang_findings import errors
 from ansible.module_utils.sglang_variant_schema import (
-    ENTRY,
     SECTIONS,
-    VALUES,
     VariantError,
-    check_options,
-    check_values,
+    check_entry,
+    check_given,
     matches,
     near,
     refuse,
@@ -46,19 +44,7 @@ def lineage(name, catalogue):
             )
         if item in order:
             return
-        found = check_options(item, catalogue[item], ENTRY)
-        if not found:
-            found = check_values(item, catalogue[item])
-            for index, part in enumerate(catalogue[item].get("by_engine") or []):
-                found += check_values(f"{item}.by_engine[{index}]", part)
-            if not (catalogue[item].get("factor") or catalogue[item].get("parts")):
-                found.append(
-                    refuse(
-                        "variant-required",
-                        f"{item} lacks 'factor' or 'parts'",
-                        advice="name what it changes or combines",
-                    )
-                )
+        found = check_entry(item, catalogue[item])
         if found:
             raise VariantError(found)
         for parent in catalogue[item].get("extends") or []:
@@ -138,17 +124,15 @@ def resolve(name, catalogue, base, overrides, engine):
     engine = engine_version(engine)
     check_name(name, catalogue)
     names = lineage(name, catalogue)
-    found = []
-    for where, given in (("base", base), ("override", overrides)):
-        wrong = check_options(where, given or {}, VALUES)
-        found += wrong or check_values(where, given or {})
+    base, overrides = base or {}, overrides or {}
+    found = check_given("base", base) + check_given("override", overrides)
     if found:
         raise VariantError(found)
-    values, patches = layer(base or {}, engine)
+    values, patches = layer(base, engine)
     final = {path: (value, "base") for path, value in values.items()}
     composed, more = compose(name, catalogue, engine)
     final.update(composed)
-    values, last = layer(overrides or {}, engine)
+    values, last = layer(overrides, engine)
     final.update({path: (value, "override") for path, value in values.items()})
     entry = catalogue[name]
     ranges = dict.fromkeys(catalogue[item]["engines"] for item in names if catalogue[item].get("engines"))
@@ -172,6 +156,16 @@ def resolve(name, catalogue, base, overrides, engine):
         variant[section][key] = value if section == "args" else str(value)
         variant["origins"][path] = origin
     return variant, unset
+
+
+def settle(variant, unset):
+    """Return ``(variant, unset)`` without the flags that are left out: the command line has no word for them."""
+    out = {flag for flag, value in variant["args"].items() if value is False}
+    origins = variant["origins"]
+    unset = {**unset, **{f"args.{flag}": origins[f"args.{flag}"] for flag in out}}
+    args = {flag: value for flag, value in variant["args"].items() if flag not in out}
+    origins = {path: origin for path, origin in origins.items() if path not in unset}
+    return {**variant, "args": args, "origins": origins}, dict(sorted(unset.items()))
 
 
 def difference(one, other):

@@ -136,7 +136,8 @@ def check_values(where, sections):
     """Return findings for names and values of nccl, env and args that no engine could take."""
     found = []
     for section in SECTIONS:
-        for key, value in (sections.get(section) or {}).items():
+        values = sections.get(section) if isinstance(sections, dict) else None
+        for key, value in values.items() if isinstance(values, dict) else ():
             name = f"{where}.{section}.{key}"
             found += check_flag(name, key, value) if section == "args" else check_variable(name, section, key, value)
     return found
@@ -211,3 +212,21 @@ def check_flag(name, key, value):
                 )
             ]
     return []
+
+
+def check_given(where, given):
+    """Return every finding for host base or the operator's single values."""
+    return check_options(where, given, VALUES) + check_values(where, given)
+
+
+def check_entry(name, entry):
+    """Return every finding for one catalogue entry."""
+    found = check_options(name, entry, ENTRY) + check_values(name, entry)
+    if isinstance(entry, dict):
+        parts = entry.get("by_engine")
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            found += check_values(f"{name}.by_engine[{index}]", part)
+        if not (entry.get("factor") or entry.get("parts")):
+            advice = "name what it changes or combines"
+            found.append(refuse("variant-required", f"{name} lacks 'factor' or 'parts'", advice=advice))
+    return found

@@ -97,6 +97,7 @@ class ActionModule(ActionBase):
             nccl=table("nccl_variables.json"),
         )
         variant, findings = sglang_lint.lint(variant, patches, context)
+        variant, unset = sglang_variant.settle(variant, unset)
         return {
             "variant": variant,
             "unset": unset,

@@ -142,7 +142,7 @@ def test_the_hidden_sitecustomize_of_a_venv_or_distribution_runs(python, release
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     (hooks / "apport_python_hook.py").write_text("import os\ndef install():\n    os.environ['HIDDEN_RAN'] = 'apport'\n")
-    code = "import os, sitecustomize; get = os.environ.get; print(sitecustomize.__file__, get('HIDDEN_RAN'), get('SAW'))"
+    code = "import os, sitecustomize as s; get = os.environ.get; print(s.__file__, get('HIDDEN_RAN'), get('SAW'))"
     result = run_python(inside, release, code, PYTHONPATH=f"{release / 'site'}:{hooks}")
     ours, ran, saw = re.fullmatch(r"(\S+) (.*) (\S+)\n", result.stdout).groups()
     assert ours == str(release / "site" / "sitecustomize.py") and result.stderr == ""

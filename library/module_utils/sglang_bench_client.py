@@ -70,6 +70,11 @@ class Client:
         self.active = {}
         self.kept = 0
         self.adapters = []
+        self.given_up = ""
+
+    def give_up(self, why):
+        """Send nothing more; requests of later runs end as ``not_sent`` with this reason."""
+        self.given_up, self.deadline = why, clock()
 
     def prepare(self, body):
         """Return a request ready to send; done before the clock runs."""
@@ -107,7 +112,7 @@ class Client:
         except exceptions.Timeout as error:
             stream["kind"], stream["detail"] = "timed_out", f"no answer within {patience:.1f} s: {error}"
         except exceptions.ConnectionError as error:
-            refused = "refused" in str(error).lower() or "Failed to establish" in str(error)
+            refused = any(sign in str(error) for sign in ("refused", "Failed to establish", "Failed to resolve"))
             stream["kind"], stream["detail"] = "refused" if refused else "truncated", str(error)
         except (
             Exception
@@ -214,7 +219,7 @@ class Client:
     def _lost(self, index):
         """Return the record of a request that no worker finished: still waiting at the deadline, or never sent."""
         stream = {"index": index, "sent": None, "end": None, "status": None, "closed": None, "kind": "not_sent"}
-        stream["detail"] = "the time for the whole run was over before this request was done"
+        stream["detail"] = self.given_up or "the time for the whole run was over before this request was done"
         return record(stream, self.api, self.asked, self.ignore_eos)
 
     def _end_overdue(self, now):

@@ -98,15 +98,17 @@ def measure(params):
         client.asked = 1
         probes, _cost = client.run([prepared(words, f"probe {words}", 1) for words in (short, long)], 2)
         client.asked = asked
+        if all(item["kind"] == "timed_out" for item in probes):
+            client.give_up(f"one token did not come either: {probes[0]['detail']}")
         told = [item["input_tokens"] if item["kind"] == "ok" else None for item in probes]
         words = prompts.fit((short, told[0]), (long, told[1]), params["input_tokens"])
         warmup = params["concurrency"] if params["warmup"] is None else params["warmup"]
         if warmup:
             client.run([prepared(words, f"warmup {n}") for n in range(warmup)], params["concurrency"])
         load = [prepared(words, f"request {n}") for n in range(params["requests"])]
-        before = snapshot(web.get, params["url"])
+        before = snapshot(web.get, params["url"], min(5.0, client.deadline - clock()))
         records, cost = client.run(load, params["concurrency"])
-        server = difference(before, snapshot(web.get, params["url"]))
+        server = difference(before, snapshot(web.get, params["url"], min(5.0, client.deadline - clock())))
     finally:
         client.close()
         web.close()

@@ -24,15 +24,19 @@ def parse_metrics(text):
     return out
 
 
-def snapshot(get, url):
+def snapshot(get, url, patience=5.0):
     """Return ``{metrics, info, missing}`` of a server at this moment.
 
     :param get: ``get(url, timeout=...)`` as in ``requests``.
     :param url: base URL.
+    :param patience: seconds to wait for each answer; with none left nothing is asked.
     """
     out = {"metrics": {}, "info": {}, "missing": []}
+    if patience <= 0:
+        out["missing"].append("metrics and server_info: no time was left")
+        return out
     try:
-        response = get(url + "/metrics", timeout=5)
+        response = get(url + "/metrics", timeout=patience)
         if response.status_code == 200:
             out["metrics"] = parse_metrics(response.text)
         else:
@@ -40,7 +44,7 @@ def snapshot(get, url):
     except OSError as error:
         out["missing"].append(f"metrics: {type(error).__name__}")
     try:
-        response = get(url + "/get_server_info", timeout=5)
+        response = get(url + "/get_server_info", timeout=patience)
         if response.status_code == 200:
             info = response.json()
             state = (info.get("internal_states") or [{}])[0]

@@ -111,6 +111,9 @@ def fold(api, times, blocks):
         except ValueError:
             error = "an event is not JSON: " + payload[:120].decode("utf-8", "replace")
             continue
+        if not isinstance(event, dict):
+            error = "an event is no JSON object: " + payload[:120].decode("utf-8", "replace")
+            continue
         error = _error_text(event) or error
         if api == "generate":
             meta = event.get("meta_info") or {}

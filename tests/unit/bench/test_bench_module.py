@@ -6,6 +6,7 @@ import json
 import socket
 
 import pytest
+from ansible.module_utils import sglang_bench_client
 from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
 
 
@@ -97,11 +98,30 @@ def test_a_server_that_fails_all_requests_fails_the_task(serve, bench, fault, ki
     assert [item["rule"] for item in result["findings"] if item["level"] == "error"] == ["failed-requests"]
 
 
-def test_a_silent_server_times_out(serve, bench):
-    result = bench(serve(fault="stall"), request_timeout=0.4, requests=4)
+def test_an_answer_that_stops_times_out(serve, bench):
+    # Two probes come first, so the third and the sixth request are measured ones.
+    result = bench(serve(fault="stall", fault_every=3), request_timeout=0.6, requests=4)
     assert result["failed"] is True
-    assert result["counts"]["timed_out"] == 4
+    assert result["counts"]["timed_out"] == 2
+    assert result["counts"]["completed"] == 2
     assert result["elapsed"] < 5
+
+
+def test_a_server_that_answers_nothing_is_given_up_after_the_probes(serve, bench):
+    server = serve(fault="silent")
+    result = bench(server, request_timeout=0.4, requests=40)
+    assert result["failed"] is True
+    assert result["counts"]["not_sent"] == 40
+    assert "one token did not come either" in result["msg"]
+    assert result["elapsed"] < 3
+    assert server.state.seen == 2
+
+
+def test_a_run_with_much_output_is_read_on_the_way(serve, bench, monkeypatch):
+    monkeypatch.setattr(sglang_bench_client, "KEEP", 2000)
+    result = bench(serve())
+    assert result["counts"]["completed"] == 8
+    assert result["metrics"]["output_tokens_total"] == 8 * 16
 
 
 def test_the_whole_run_ends_in_time(serve, bench):

@@ -70,6 +70,11 @@ def test_an_error_object_in_a_good_stream_is_seen(payload):
     assert folded["error"] == "boom"
 
 
+@pytest.mark.parametrize("payload", [b"7", b"[1]", b"{", b"null"])
+def test_an_event_that_is_no_object_is_an_error(payload):
+    assert stream.fold("chat", [1.0], [b"data: " + payload + b"\n\n"])["error"].startswith("an event is ")
+
+
 def test_the_word_error_in_an_answer_is_none():
     folded = stream.fold("chat", [1.0], [chat(content='{"error": "x"}')])
     assert folded["error"] is None

@@ -17,7 +17,7 @@ description:
     named by a catalogue of signatures. An unknown one shows the first error of the log.
   - A server that lives and is silent for longer than its phase allows has stalled. Slow is not stalled, and a kernel
     that is being compiled is not silence.
-  - Run it with the engine's interpreter, which has the Python package C(requests).
+  - It needs the Python package C(requests), which the engine has; O(python) names the engine's interpreter.
 author:
   - the sglang deploy authors
 requirements:
@@ -91,6 +91,9 @@ options:
         again and again. Tiny models repeat loops of two.
     type: int
     default: 2
+  python:
+    description: An interpreter that has C(requests), used where the one that runs the module has not.
+    type: path
   api_key:
     description: API key of the server.
     type: str
@@ -191,8 +194,8 @@ import json
 import os
 
 from ansible.module_utils import sglang_watch
-from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible.module_utils.sglang_client import REQUESTS_ERROR, Client
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_client import Client, need_requests
 from ansible.module_utils.sglang_watch_signatures import cause
 from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Progress, Watch
 
@@ -290,6 +293,7 @@ def main():
             generations=dict(type="int", default=3),
             max_tokens=dict(type="int", default=8),
             min_distinct=dict(type="int", default=2),
+            python=dict(type="path"),
             api_key=dict(type="str", no_log=True),
             log_lines=dict(type="int", default=40),
         ),
@@ -310,11 +314,11 @@ def main():
         if once:
             module.exit_json(changed=False, **result)
         module.fail_json(msg=explain(result), **result)
-    if REQUESTS_ERROR:
-        problem = missing_required_lib("requests") + " Run this task with the engine's interpreter."
-        if module.check_mode:
-            module.exit_json(changed=False, **empty(problem))
-        module.fail_json(msg=problem, exception=REQUESTS_ERROR, **empty(problem))
+    problem = need_requests(params["python"])
+    if problem and module.check_mode:
+        module.exit_json(changed=False, **empty(problem))
+    if problem:
+        module.fail_json(msg=problem, **empty(problem))
     silence = {key: value for key, value in params["phase_silence"].items() if value is not None}
     options = Options(
         silence=dict(sglang_watch.SILENCE, **silence),

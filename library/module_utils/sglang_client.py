@@ -6,19 +6,34 @@ in seconds for all of it, which ``requests`` alone does not give (its time-out s
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 import time
-import traceback
 import urllib.parse
+
+from ansible.module_utils.common.respawn import has_respawned, respawn_module
 
 try:
     import requests
-
-    REQUESTS_ERROR = None
 except ImportError:
     requests = None
-    REQUESTS_ERROR = traceback.format_exc()
+
+
+def need_requests(python=None):
+    """Make sure that ``requests`` can be used; return why not, or an empty text.
+
+    :param python: an interpreter that has it. The module starts itself again with it where the present one has not,
+        and never comes back from here.
+    """
+    if requests is not None:
+        return ""
+    if python and os.access(python, os.X_OK) and not has_respawned():
+        respawn_module(python)
+    return f"The Python package requests is missing in {sys.executable}" + (
+        f" and {python} cannot be used." if python else "; name the engine's interpreter in `python`."
+    )
 
 
 class ClientError(Exception):

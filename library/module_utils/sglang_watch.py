@@ -59,7 +59,7 @@ _ERROR = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|NotFound|Interrupt|Failure)(?:: |$)"
     r"|NCCL WARN |launch_server\.py: error: |\[Errno \d+\]|Watchdog caught collective operation timeout"
     r"|NVRM: Xid|^Fatal Python error|Segmentation fault|Driver/library version mismatch"
-    r"|exit ?code ?=?:? ?-\d+|Out of memory: Killed process"
+    r"|[Ee]xit ?code ?=?:? ?-\d+|Out of memory: Killed process"
 )
 # Messages that have this shape and stop nothing.
 _HARMLESS = re.compile(
@@ -242,7 +242,7 @@ class StartLog:
         if not bar or not bar["total"]:
             return None
         steps, spent = bar["done"] - bar["first"], bar["at"] - bar["begin"]
-        rate = steps / spent if steps and spent > 0 else None
+        rate = steps / spent if steps and spent > 0.2 else None
         left = (bar["total"] - bar["done"]) / rate if rate else None
         return {
             "done": bar["done"],

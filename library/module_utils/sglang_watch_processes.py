@@ -11,7 +11,9 @@ import urllib.parse
 from ansible.module_utils import sglang_proc
 
 COMPILERS = ("nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja")
-SCAN_INTERVAL = 1.0
+SCAN_INTERVAL = 0.5
+# A service that was just told to start may need this long until its process carries the marker.
+ABSENT = 1.0
 _KERNEL = re.compile(r"NVRM: Xid|Out of memory: Killed process")
 
 
@@ -30,7 +32,7 @@ def state_of(pid, proc="/proc"):
 
 
 class Processes:
-    """Server and workers of one release, watched cheaply: a full scan each second, a look at known pids otherwise.
+    """Server and workers of one release, watched cheaply: a full scan twice a second, a look at known pids otherwise.
 
     :param release: absolute path of the release.
     :param pid: the server's pid where it is known.
@@ -52,9 +54,11 @@ class Processes:
         if self._scanned is not None and now - self._scanned < SCAN_INTERVAL:
             return
         self._scanned = now
-        self._items = [item for item in sglang_proc.scan(self.release, self._proc) if sglang_proc.alive(item["state"])]
-        for item in self._items:
-            if item["role"] in sglang_proc.WORKER_ROLES:
+        found = sglang_proc.scan(self.release, self._proc)
+        self._items = [item for item in found if sglang_proc.alive(item["state"])]
+        for item in found:
+            # A zombie counts: it is a worker that died before it was ever seen alive.
+            if item["role"] in sglang_proc.WORKER_ROLES and (item in self._items or item["ppid"] == self.pid):
                 self.workers.setdefault((item["pid"], item["start"]), item)
         if self.pid is None:
             self.pid = next((item["pid"] for item in self._items if item["role"] == "server"), None)
@@ -72,7 +76,7 @@ class Processes:
         self._scan()
         if self.pid is None:
             self._absent = self._absent or self._clock()
-            if self._clock() - self._absent >= SCAN_INTERVAL:
+            if self._clock() - self._absent >= ABSENT:
                 return "not_running", f"no process carries the marker of {self.release}"
             return None
         if not self._living(self.pid, self._start):

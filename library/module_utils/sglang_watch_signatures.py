@@ -109,8 +109,8 @@ SIGNATURES = (
     },
     {
         "name": "oom_killed",
-        "match": r"Out of memory: Killed process|exit ?code ?=?:? ?-9",
-        "message": "The kernel killed a process, most likely because host memory ran out.",
+        "match": r"Out of memory: Killed process|[Ee]xit ?code ?=?:? ?-9\b",
+        "message": "A process was killed with signal 9, most likely by the kernel because host memory ran out.",
         "advice": "look for 'Out of memory' in the kernel log; lower the load threads or raise the memory limit",
     },
     {

@@ -275,6 +275,8 @@ class Watch:
         # A ready server's /health costs a second, so the ready line opens this lane as well.
         while self.health != "200" and self.log.phase not in ("ready", "serving"):
             yield
+        if self.health == "refused":
+            self.health = "not asked"  # what it said before the server listened says nothing now
         while not self.proven and not self.prove_listener():
             yield from self._pause(HEALTH_INTERVAL)
         yield from self._check_model()
@@ -296,7 +298,7 @@ class Watch:
         wanted = self.launch["served_model_name"]
         if wanted not in names:
             raise NotReadyError(cause("wrong_model", self.log.phase, f"served: {', '.join(names)}; expected: {wanted}"))
-        self.served_model = wanted
+        self.port, self.served_model = "open", wanted
 
     def _one_generation(self):
         prompt = PROMPTS[len(self.generations) % len(PROMPTS)]

@@ -95,10 +95,17 @@ class Parent:
             worker.start()
             self.workers.append(worker)
             pipes.append(mine)
-        for pipe in pipes:
+        # The last writer stays open here, as in 0.5.9: the death of that worker is never noticed by the parent.
+        for rank, pipe in enumerate(pipes):
             while not pipe.poll(0.05):
                 pass
-            pipe.recv()
+            try:
+                pipe.recv()
+            except EOFError:
+                log(f"Rank {rank} scheduler is dead. Please check if there are relevant logs.")
+                self.workers[rank].join()
+                log(f"Exit code: {self.workers[rank].exitcode}")
+                raise
         threading.Thread(target=self._watch_workers, daemon=True).start()
 
     def _watch_workers(self):

@@ -1,0 +1,158 @@
+"""Whether what was asked of the server is what runs, judged from ``/server_info`` and the log."""
+
+from __future__ import annotations
+
+from ansible.module_utils.sglang_findings import finding
+
+RUNG = "verify"
+# Flags whose field in ServerArgs has another name than the flag itself.
+ALIASES = {
+    "model": "model_path",
+    "tp": "tp_size",
+    "tensor-parallel-size": "tp_size",
+    "pp": "pp_size",
+    "pipeline-parallel-size": "pp_size",
+    "dp": "dp_size",
+    "data-parallel-size": "dp_size",
+    "ep": "ep_size",
+    "expert-parallel-size": "ep_size",
+}
+# Features that fail a variant by their own name. Any other argument may be adjusted by the engine, which is a warning.
+FEATURES = {
+    "tp_size": "tp-size",
+    "attention_backend": "attention-backend",
+    "prefill_attention_backend": "attention-backend",
+    "decode_attention_backend": "attention-backend",
+    "disable_custom_all_reduce": "custom-all-reduce",
+    "enable_flashinfer_allreduce_fusion": "allreduce-fusion",
+    "speculative_algorithm": "speculation",
+    "served_model_name": "served-model-name",
+    "quantization": "quantization",
+    "disable_cuda_graph": "graph-capture",
+}
+SECRETS = ("api_key", "admin_api_key")
+
+
+def field_of(flag):
+    """Return the name in ``/server_info`` of a flag written with or without its dashes."""
+    flag = flag.lstrip("-")
+    return ALIASES.get(flag, flag.replace("-", "_"))
+
+
+def equal(asked, actual):
+    """Return whether a value of a launch line and one of ``/server_info`` are the same; numbers compare as numbers."""
+    if isinstance(asked, (list, tuple)):
+        listed = actual if isinstance(actual, (list, tuple)) else [actual]
+        return len(asked) == len(listed) and all(equal(one, two) for one, two in zip(asked, listed))
+    if isinstance(asked, bool) or isinstance(actual, bool):
+        return str(asked).lower() == str(actual).lower()
+    try:
+        return float(asked) == float(actual)
+    except (TypeError, ValueError):
+        return str(asked) == str(actual)
+
+
+def arguments(launch, info):
+    """Return findings on arguments that are not in force as asked.
+
+    :param launch: content of ``launch.json``; ``expect.args`` maps flags to values.
+    :param info: answer of ``/server_info``.
+    """
+    asked = dict((launch.get("expect") or {}).get("args") or {})
+    if launch.get("tp_size"):
+        asked.setdefault("tp-size", launch["tp_size"])
+    found = []
+    for flag, value in sorted(asked.items()):
+        name = field_of(flag)
+        if value is None or value is False or name not in info or equal(value, info[name]):
+            continue
+        rule = FEATURES.get(name)
+        found.append(
+            finding(
+                RUNG,
+                rule or "argument-changed",
+                "error" if rule else "warning",
+                f"{flag} was asked as {value!r} and the server runs with {info[name]!r}.",
+                f"/server_info: {name}={info[name]!r}",
+                "read the log for the line that says why the engine changed it" if rule else "",
+            )
+        )
+    return found
+
+
+def speculation(launch, info):
+    """Return a finding where speculation was asked and accepts nothing; its only proof is an accept length above 1."""
+    asked = (launch.get("expect") or {}).get("args") or {}
+    if not any(field_of(flag) == "speculative_algorithm" and value for flag, value in asked.items()):
+        return []
+    states = info.get("internal_states") or [{}]
+    length = states[0].get("avg_spec_accept_length")
+    if length is not None and float(length) > 1:
+        return []
+    return [
+        finding(
+            RUNG,
+            "speculation",
+            "error",
+            "Speculative decoding was asked for and accepts no draft token.",
+            f"avg_spec_accept_length={length!r}",
+            "check that the draft model belongs to this model",
+        )
+    ]
+
+
+def from_log(info, lines):
+    """Return findings on features that only the log shows; for a GPU host.
+
+    :param lines: the log of this start.
+    """
+    text = "\n".join(lines)
+    found = []
+    if not info.get("disable_cuda_graph") and "Capture cuda graph end" not in text:
+        found.append(
+            finding(
+                RUNG,
+                "graph-capture",
+                "warning",
+                "CUDA graphs are not switched off and the log shows no finished capture.",
+                "no line 'Capture cuda graph end'",
+                "check that the log was not cut",
+            )
+        )
+    if not info.get("disable_custom_all_reduce") and "Setup Custom allreduce failed" in text:
+        line = next(line for line in lines if "Setup Custom allreduce failed" in line)
+        found.append(
+            finding(RUNG, "custom-all-reduce", "warning", "The engine's own all-reduce was not set up.", line[:300])
+        )
+    return found
+
+
+def not_exercised(launch):
+    """Return what a CPU host cannot show, as findings of level info: never passed, never failed."""
+    names = sorted(name for name in (launch.get("expect") or {}).get("env") or {} if name.startswith("NCCL_"))
+    return [
+        finding(RUNG, "not-exercised", "info", f"{what} cannot be exercised on a CPU.", seen)
+        for what, seen in (
+            ("NCCL", f"variables set: {', '.join(names) or 'none'}; the ranks talk through gloo"),
+            ("Fused kernels (all-reduce fusion, custom all-reduce)", "the server runs with device cpu"),
+            ("CUDA graph capture", "the server runs with device cpu"),
+        )
+    ]
+
+
+def judge(launch, info, lines, device):
+    """Return all findings on activation.
+
+    :param device: ``cuda`` or ``cpu``, as declared for the host.
+    """
+    found = arguments(launch, info) + speculation(launch, info)
+    return found + (not_exercised(launch) if device == "cpu" else from_log(info, lines))
+
+
+def without_secrets(info):
+    """Return ``/server_info`` fit for a file: keys removed at every level."""
+    if isinstance(info, dict):
+        return {key: without_secrets(value) for key, value in info.items() if key not in SECRETS}
+    if isinstance(info, list):
+        return [without_secrets(item) for item in info]
+    return info

@@ -4,7 +4,7 @@
 Server on one core, client on another. Truth is the server's own record of the measured requests. Prints one line for
 each client and workload, and the targets that were missed; exit status 1 when sglang_bench missed one.
 
-    bench_client.py [--engine PYTHON --tokenizer DIR]
+    bench_client.py [--engine PYTHON --tokenizer DIR] [--only TEXT]
 
 With --engine the clients run under that interpreter, and with --tokenizer too, sglang.bench_serving of it is the peer.
 """
@@ -147,6 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--engine", default=sys.executable, help="interpreter with requests")
     parser.add_argument("--tokenizer", help="model directory; runs sglang.bench_serving of the engine as well")
+    parser.add_argument("--only", default="", metavar="TEXT", help="run the workloads whose name contains this")
     parser.add_argument("--one", nargs=2, metavar=("URL", "JSON"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -161,6 +162,8 @@ def main():
         try:
             url = server.stdout.readline().strip()
             for case, (load, script) in CASES.items():
+                if options.only not in case:
+                    continue
                 clients = {"sglang_bench": lambda load=load: own(options.engine, url, load, cores[-1])}
                 if options.tokenizer:
                     clients["bench_serving"] = lambda load=load: peer(

@@ -52,15 +52,23 @@ def literal(node, names):
         return None
 
 
-def record(keywords, names, kind_of_type):
-    """Return ``{kind, type, choices, deprecated}`` from the keywords of one argument."""
+def record(keywords, names, kind_of_type, element="str"):
+    """Return ``{kind, type, choices, deprecated}`` from the keywords of one argument.
+
+    :param kind_of_type: scalar type of the field, ``list``, or ``str`` for an argument that has no field.
+    :param element: type of one value of a list.
+    """
     action = ast.unparse(keywords["action"]) if "action" in keywords else ""
     nargs = literal(keywords["nargs"], names) if "nargs" in keywords else None
     parser = ast.unparse(keywords["type"]) if "type" in keywords else kind_of_type
     choices = literal(keywords["choices"], names) if "choices" in keywords else None
-    if "Boolean" in action:
-        kind = "optional"
-    elif "store_true" in action or "store_false" in action or "StoreTrue" in action or "store_const" in action:
+    if (
+        "Boolean" in action
+        or "store_true" in action
+        or "store_false" in action
+        or "StoreTrue" in action
+        or "store_const" in action
+    ):
         kind = "bare"
     elif action == "DeprecatedAction" and "type" not in keywords:
         kind = "bare"
@@ -70,6 +78,8 @@ def record(keywords, names, kind_of_type):
         kind = "list"
     elif nargs == "?":
         kind = "optional"
+    elif kind_of_type == "list" and "type" not in keywords:
+        kind, parser = "list", element
     elif kind_of_type == "bool" and not action and "type" not in keywords:
         kind = "bare"
     else:
@@ -93,17 +103,26 @@ def calls(tree, names):
                 flags = [literal(item, names) for item in node.args]
                 flags = [item for item in flags if isinstance(item, str) and item.startswith("--")]
                 if flags:
-                    yield flags, record({item.arg: item.value for item in node.keywords}, names, "str")
+                    keywords = {item.arg: item.value for item in node.keywords}
+                    yield negated(flags, keywords), record(keywords, names, "str")
+
+
+def negated(flags, keywords):
+    """Return the flags, with ``--no-x`` for each where the action makes both."""
+    if "BooleanOptionalAction" not in ast.unparse(keywords.get("action", ast.Constant(""))):
+        return flags
+    return flags + [f"--no-{item[2:]}" for item in flags]
 
 
 def field_type(node):
-    """Return (scalar type, literal choices) of an annotation such as Optional[int] or Literal['a', 'b']."""
-    text = ast.unparse(node)
-    if "Literal[" in text:
+    """Return (scalar type or ``list``, element type, literal choices) of an annotation such as Optional[List[int]]."""
+    text = re.sub(r"^Optional\[(.*)\]$|^(.*?) \| None$", lambda m: m.group(1) or m.group(2), ast.unparse(node))
+    if text.startswith("Literal["):
         values = [item.value for item in ast.walk(node) if isinstance(item, ast.Constant)]
-        return "str", [item for item in values if isinstance(item, str)]
-    plain = re.sub(r"Optional\[(\w+)\]|(\w+) \| None", lambda m: m.group(1) or m.group(2), text)
-    return plain, None
+        values = [item for item in values if item is not None]
+        return type(values[0]).__name__, "str", values
+    listed = re.fullmatch(r"[Ll]ist\[(.*)\]", text)
+    return ("list", listed.group(1), None) if listed else (text, "str", None)
 
 
 def fields(tree, names):
@@ -121,17 +140,20 @@ def fields(tree, names):
         keywords = {item.arg: item.value for item in arg.keywords} if arg else {}
         if "no_cli" in keywords and literal(keywords["no_cli"], names):
             continue
-        kind, choices = field_type(items[0])
+        kind, element, choices = field_type(items[0])
+        if isinstance(keywords.get("action_kwargs"), ast.Dict):
+            more = keywords.pop("action_kwargs")
+            keywords.update({literal(key, names): value for key, value in zip(more.keys, more.values)})
         if "type_parser" in keywords:
             keywords["type"] = keywords.pop("type_parser")
         name = (
             literal(keywords["cli_name"], names) if "cli_name" in keywords else "--" + node.target.id.replace("_", "-")
         )
         aliases = literal(keywords["aliases"], names) if "aliases" in keywords else []
-        result = record(keywords, names, kind)
+        result = record(keywords, names, kind, element)
         if choices and not result["choices"]:
-            result["choices"] = sorted(choices)
-        yield [name, *(aliases or [])], result
+            result["choices"] = sorted(map(str, choices))
+        yield negated([name, *(aliases or [])], keywords), result
 
 
 def read_wheel(path):

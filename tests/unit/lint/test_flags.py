@@ -42,6 +42,11 @@ class ServerArgs:
     lora_paths: A[Optional[str], Arg(help="paths", nargs="*")] = None
     hidden: A[bool, Arg(no_cli=True)] = False
     kind: A[Literal["a", "b"], "kind"] = "a"
+    mode: A[Literal[1, 2], "mode"] = 2
+    sizes: A[Optional[List[int]], "sizes"] = None
+    joined: A[Optional[List[int]], Arg(help="joined", type_parser=json_list)] = None
+    fast: A[bool, Arg(help="fast", action=argparse.BooleanOptionalAction)] = True
+    adapters: A[Optional[List[str]], Arg(help="a", action=PathAction, action_kwargs={"type": str, "nargs": "*"})] = None
     plain: int = 3
     def add_cli_args(parser):
         parser.add_argument("--old", action=DeprecatedStoreTrueAction, help="Deprecated")
@@ -71,11 +76,10 @@ def wheel(folder, version, source):
 
 def test_both_ways_to_build_a_parser_are_read(extractor, tmp_path):
     old = extractor.read_wheel(wheel(tmp_path, "0.5.9", CLASSIC))
-    new = extractor.read_wheel(wheel(tmp_path, "0.5.14", ANNOTATED))
-    table = extractor.merge([new, old])
+    table = extractor.merge([extractor.read_wheel(wheel(tmp_path, "0.5.14", ANNOTATED)), old])
     assert table["releases"] == ["0.5.9", "0.5.14"]
     assert table["pins"]["0.5.9"] == {"torch": "2.9.1", "flashinfer": "0.6.3"}
-    both = {"since": "0.5.9", "until": "0.5.14"}
+    both, new = {"since": "0.5.9", "until": "0.5.14"}, {"since": "0.5.14", "until": "0.5.14"}
     assert table["flags"] == {
         "model-path": [{**both, "kind": "value", "type": "str"}],
         "model": [{**both, "kind": "value", "type": "str", "alias_of": "model-path"}],
@@ -84,9 +88,15 @@ def test_both_ways_to_build_a_parser_are_read(extractor, tmp_path):
         "trust": [{**both, "kind": "bare", "type": "str"}],
         "lora-paths": [{**both, "kind": "list", "type": "str"}],
         "gone": [{"since": "0.5.9", "until": "0.5.9", "kind": "bare", "type": "str"}],
-        "fraction": [{"since": "0.5.14", "until": "0.5.14", "kind": "value", "type": "float"}],
-        "kind": [{"since": "0.5.14", "until": "0.5.14", "kind": "value", "type": "str", "choices": ["a", "b"]}],
-        "old": [{"since": "0.5.14", "until": "0.5.14", "kind": "bare", "type": "str", "deprecated": True}],
+        "fraction": [{**new, "kind": "value", "type": "float"}],
+        "kind": [{**new, "kind": "value", "type": "str", "choices": ["a", "b"]}],
+        "mode": [{**new, "kind": "value", "type": "int", "choices": ["1", "2"]}],
+        "sizes": [{**new, "kind": "list", "type": "int"}],
+        "joined": [{**new, "kind": "value", "type": "str"}],
+        "fast": [{**new, "kind": "bare", "type": "str"}],
+        "no-fast": [{**new, "kind": "bare", "type": "str", "alias_of": "fast"}],
+        "adapters": [{**new, "kind": "list", "type": "str"}],
+        "old": [{**new, "kind": "bare", "type": "str", "deprecated": True}],
     }
 
 

@@ -86,7 +86,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_activation import judge, without_secrets
+from ansible.module_utils.sglang_activation_rules import judge, without_secrets
 from ansible.module_utils.sglang_client import Call, Client, ClientError, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_proc import launch_of, scan

@@ -126,6 +126,10 @@ engine:
       description: Interpreter of the engine, known before it is built.
       type: str
       sample: /opt/sglang/engines/0.5.9-1f0c3b7a9d22/bin/python3
+    python_version:
+      description: Version of that interpreter, null before it is there.
+      type: str
+      sample: 3.11.2
     version:
       description: Release of SGLang.
       type: str

@@ -160,10 +160,12 @@ def find_interpreter(name):
 def describe(declared):
     """Return the state of the declared engine on this host.
 
-    :returns: ``{present, mode, id, path, python, version, fingerprint, packages, origins, problem}``. ``python`` and,
-        for a build, ``fingerprint`` are known before the engine exists. ``fingerprint`` changes exactly when the
-        installed software does. ``problem`` says why ``present`` is false.
+    :returns: ``{present, mode, id, path, python, python_version, version, fingerprint, packages, origins, problem}``.
+        ``python`` and, for a build, ``fingerprint`` are known before the engine exists. ``fingerprint`` changes exactly
+        when the installed software does. ``problem`` says why ``present`` is false.
     """
+    if declared["mode"] not in ("build", "adopt"):
+        return _state(declared, problem=f"the mode of an engine is build or adopt, not {declared['mode']!r}")
     return _describe_built(declared) if declared["mode"] == "build" else _describe_adopted(declared)
 
 
@@ -174,6 +176,7 @@ def _state(declared, **known):
         "id": None,
         "path": None,
         "python": None,
+        "python_version": None,
         "version": None,
         "fingerprint": None,
         "packages": {},
@@ -211,7 +214,9 @@ def _describe_built(declared):
     if now != base or not os.access(now, os.X_OK):
         state["problem"] = f"the engine {path} stands on {base}, and its interpreter now leads to {now}"
         return state
-    state.update(present=True, packages=packages, origins=marker.get("origins", {}))
+    state.update(
+        present=True, packages=packages, origins=marker.get("origins", {}), python_version=marker.get("python_version")
+    )
     return state
 
 
@@ -229,6 +234,7 @@ def _describe_adopted(declared):
     version = seen["packages"].get("sglang")
     state.update(
         path=seen["prefix"],
+        python_version=seen["python_version"],
         version=version,
         packages=seen["packages"],
         origins=seen["origins"],

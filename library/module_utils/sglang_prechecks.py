@@ -143,50 +143,25 @@ def interpreter(wanted, host):
     state = host.engine(declared)
     if declared["mode"] == "adopt":
         if not state["present"]:
-            return [
-                report(
-                    "engine",
-                    "error",
-                    "The adopted engine cannot be used",
-                    state["problem"],
-                    "correct sglang_engine_python and sglang_engine_version, or set sglang_engine_mode to build",
-                )
-            ]
-        path = state["python"]
+            advice = "correct sglang_engine_python and sglang_engine_version, or set sglang_engine_mode to build"
+            return [report("engine", "error", "The adopted engine cannot be used", state["problem"], advice)]
+        path, version = state["python"], state["python_version"]
     elif state["present"]:
         return []
     else:
         name = declared.get("base_python") or "python3"
         path = find_interpreter(name)
-        if path is None:
-            return [
-                report(
-                    "interpreter",
-                    "error",
-                    f"sglang_engine_base_python {name} is not found in PATH",
-                    "",
-                    "install Python or give the path of an interpreter",
-                )
-            ]
-    try:
-        version = host.python(path)["python_version"]
-    except EngineError as error:
-        return [
-            report(
-                "interpreter", "error", "The interpreter cannot be used", error, "give the path of another interpreter"
-            )
-        ]
+        try:
+            if path is None:
+                raise EngineError(f"{name} is not found in PATH")
+            version = host.python(path)["python_version"]
+        except EngineError as error:
+            advice = "install Python, or give the path of an interpreter in sglang_engine_base_python"
+            return [report("interpreter", "error", "The interpreter below the engine cannot be used", error, advice)]
     if in_range(version, wanted["python_range"]):
         return []
-    return [
-        report(
-            "interpreter",
-            "error",
-            f"{path} is Python {version}, and {wanted['python_range']} is needed",
-            "",
-            "give the path of an interpreter in that range",
-        )
-    ]
+    message = f"{path} is Python {version}, and {wanted['python_range']} is needed"
+    return [report("interpreter", "error", message, "", "give the path of an interpreter in that range")]
 
 
 def disk_space(wanted, host):

@@ -71,8 +71,8 @@ class FakeHost(Host):
         self.ours = set()
         self.holders = []
         self.models = {}
-        self.state = {"present": True, "python": "/opt/ml-env/bin/python3", "problem": None}
-        self.pythons = {"/opt/ml-env/bin/python3": "3.11.9", "/usr/bin/python3": "3.11.2"}
+        self.state = {"present": True, "python": "/opt/ml-env/bin/python3", "python_version": "3.11.9"}
+        self.pythons = {"/usr/bin/python3": "3.11.2"}
         self.lock_limit = None
         self.problems = []
 

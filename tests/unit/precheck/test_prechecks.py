@@ -72,7 +72,7 @@ def test_service_user():
 
 def test_adopted_engine_and_its_python():
     host = FakeHost()
-    host.pythons["/opt/ml-env/bin/python3"] = "3.9.2"
+    host.state["python_version"] = "3.9.2"
     assert "is Python 3.9.2" in run(host)[0]["interpreter"][0]["message"]
     host.state = {"present": False, "python": "/opt/ml-env/bin/python3", "problem": "has no importable package sglang"}
     found, verdict = run(host)
@@ -84,7 +84,7 @@ def test_base_interpreter_of_a_build():
     host.state = NOT_BUILT
     assert run(host, engine=BUILD)[1]["ok"]
     assert run(host, engine=dict(BUILD, base_python="/none/python3"))[1]["failures"] == ["interpreter"]
-    assert "PATH" in run(host, engine=dict(BUILD, base_python="no-such-python"))[0]["interpreter"][0]["message"]
+    assert "PATH" in run(host, engine=dict(BUILD, base_python="no-such-python"))[0]["interpreter"][0]["evidence"]
     host.pythons["/usr/bin/python3"] = "3.14.0"
     assert run(host, engine=BUILD)[1]["failures"] == ["interpreter"]
 

@@ -100,7 +100,6 @@ class Client:
         stream["sent"], _now.sent = clock(), None
         try:
             response = link.send(prepared, stream=True, timeout=(patience, patience), verify=self.verify)
-            # None when the connection is not of our making, as behind a proxy class of a newer urllib3
             stream["sent"] = _now.sent or stream["sent"]
             stream["status"] = response.status_code
             raw = response.raw
@@ -114,9 +113,8 @@ class Client:
         except exceptions.ConnectionError as error:
             refused = any(sign in str(error) for sign in ("refused", "Failed to establish", "Failed to resolve"))
             stream["kind"], stream["detail"] = "refused" if refused else "truncated", str(error)
-        except (
-            Exception
-        ) as error:  # urllib3 and the socket raise many types while a stream breaks; each is one failed request
+        except Exception as error:
+            # urllib3, http.client and the socket raise many types when a stream breaks; each is one failed request.
             late = isinstance(error, TimeoutError) or type(error).__name__ == "ReadTimeoutError"
             stream["closed"] = stream["closed"] or ("timed_out" if late else "broken")
             stream["detail"] = stream["detail"] or f"{type(error).__name__}: {error}"
@@ -163,9 +161,10 @@ class Client:
 
     @staticmethod
     def _refusal(stream, raw):
+        stream["kind"] = "unauthorized" if stream["status"] in (401, 403) else "http_error"
+        stream["detail"] = f"HTTP {stream['status']}"
         text = raw.read(4096).decode("utf-8", "replace")
         raw.drain_conn()
-        stream["kind"] = "unauthorized" if stream["status"] in (401, 403) else "http_error"
         stream["detail"] = f"HTTP {stream['status']}: {text[:300]}"
 
     def _worker(self, link, queue, out):

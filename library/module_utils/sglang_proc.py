@@ -9,14 +9,12 @@ Every reader takes ``proc``, the mount point of procfs, so that a test can lay o
 
 from __future__ import annotations
 
-import errno
+import glob
 import json
 import os
 import re
-import signal
 import socket
 import sys
-import time
 
 MARKER = "SGLANG_DEPLOY_RELEASE"
 _NEEDLE = MARKER.encode() + b"="
@@ -25,15 +23,6 @@ ENGINE_OVERRIDES = ("CUDA_DEVICE_MAX_CONNECTIONS",)
 WORKER_ROLES = ("scheduler", "detokenizer")
 _DEAD_STATES = ("Z", "X", "x")
 _LISTEN = "0A"
-
-
-class TerminateError(Exception):
-    """A process would not die, or the port stayed taken. ``killed`` and ``elapsed`` (seconds) tell what was done."""
-
-    def __init__(self, message, killed=(), elapsed=0.0):
-        super().__init__(message)
-        self.killed = list(killed)
-        self.elapsed = elapsed
 
 
 def _read(path):
@@ -45,7 +34,7 @@ def _read(path):
         return None
 
 
-def _stat(pid, proc):
+def stat_of(pid, proc):
     """Return ``{pid, comm, state, ppid, pgid, sid, start}``, or None; ``start`` is in clock ticks since boot."""
     raw = _read(f"{proc}/{pid}/stat")
     if not raw:
@@ -75,6 +64,14 @@ def cmdline(pid, proc="/proc"):
     """Return the argument list of a process; a process title comes back as one argument without its padding."""
     raw = _read(f"{proc}/{pid}/cmdline") or b""
     return [os.fsdecode(item) for item in raw.rstrip(b"\0").split(b"\0")] if raw.strip(b"\0") else []
+
+
+def _executable(pid, proc):
+    """Return the program that a process runs, or None for a zombie or one that is hidden from us."""
+    try:
+        return os.readlink(f"{proc}/{pid}/exe")
+    except OSError:
+        return None
 
 
 def alive(state):
@@ -145,6 +142,61 @@ def role_of(argv, comm, launch_argv=None):
     return "other", None
 
 
+def record_path(release):
+    """Return the file in which a start notes the process group of its server, ``{pgid, start, boot_id}``."""
+    return os.path.join(release, "run", "service.json")
+
+
+def boot_id():
+    """Return the identifier of this boot of the kernel."""
+    return (_read("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
+
+
+def _recorded_groups(root, scope):
+    """Return ``{pgid: (release, start, interpreter)}`` that earlier starts noted in this boot."""
+    exact = scope[1]
+    releases = exact or glob.glob(os.path.join(glob.escape(os.path.abspath(root)), "releases", "*"))
+    found = {}
+    for release in releases:
+        try:
+            with open(record_path(release), encoding="ascii") as handle:
+                note = json.load(handle)
+            if note["boot_id"] == boot_id():
+                found[note["pgid"]] = (release, note["start"], os.path.realpath(launch_of(release)["argv"][0]))
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+def _unmarked(table, marked, ours, recorded, proc):
+    """Return ``{pid: release}`` of those without the variable that belong to the group or session of one of ours.
+
+    A leader that is alive and not ours (a shell, supervisord) keeps its group and session. Where the leader is dead,
+    what is older than ours is not ours; where all that had the variable are dead, the group is known by the note of the
+    start, and only processes of the engine's interpreter count.
+    """
+    elders, found = {}, {}
+    for pid in sorted(ours, key=lambda item: table[item]["start"]):
+        elders.setdefault(table[pid]["pgid"], pid)
+    for pid, stat in table.items():
+        if pid in marked:
+            continue
+        leader, session = stat["pgid"], stat["sid"]
+        elder = elders.get(leader)
+        if leader in ours:
+            found[pid] = ours[leader]
+        elif elder is not None and _dead(leader, table):
+            if pid == leader or stat["start"] >= table[elder]["start"]:
+                found[pid] = ours[elder]
+        elif session in ours:
+            found[pid] = ours[session]
+        elif leader in recorded and _dead(leader, table):
+            release, start, python = recorded[leader]
+            if stat["start"] >= start and _executable(pid, proc) == python:
+                found[pid] = release
+    return found
+
+
 def scan(root, proc="/proc"):
     """Return the processes of a root, or of one release when ``root`` is a path ``.../releases/<id>``.
 
@@ -157,7 +209,7 @@ def scan(root, proc="/proc"):
     for name in os.listdir(proc):
         if not name.isdigit():
             continue
-        stat = _stat(name, proc)
+        stat = stat_of(name, proc)
         # Kernel threads (children of kthreadd, pid 2) have no environment; skipping them halves the cost on a big host.
         if stat is None or stat["ppid"] == 2:
             continue
@@ -166,24 +218,7 @@ def scan(root, proc="/proc"):
         if release is not None:
             marked[stat["pid"]] = release
     ours = {pid: release for pid, release in marked.items() if _within(release, scope)}
-    groups, sessions = {}, {}
-    for pid in sorted(ours, key=lambda item: table[item]["start"]):
-        groups.setdefault(table[pid]["pgid"], pid)
-        if table[pid]["sid"] == pid:
-            sessions[pid] = pid
-    for pid, stat in table.items():
-        if pid in marked:
-            continue
-        elder = groups.get(stat["pgid"])
-        if elder is not None:
-            leader = stat["pgid"]
-            if leader in ours:
-                ours[pid] = ours[leader]
-            elif _dead(leader, table) and (stat["start"] >= table[elder]["start"] or pid == leader):
-                # The leader died. Its group lives on with its children; what is older than the first of ours is none.
-                ours[pid] = ours[elder]
-        elif stat["sid"] in sessions:
-            ours[pid] = ours[stat["sid"]]
+    ours.update(_unmarked(table, marked, ours, _recorded_groups(root, scope), proc))
     launch_argv = {release: launch_of(release).get("argv") for release in set(ours.values())}
     found = []
     for pid in sorted(ours):
@@ -350,95 +385,7 @@ def drift(launch, root, loading=False, proc="/proc"):
     return reasons
 
 
-def _signal(item, number, proc, kill):
-    """Signal a process if it still is the one that was scanned; return whether the signal was sent."""
-    now = _stat(item["pid"], proc)
-    if now is None or now["start"] != item["start"] or not alive(now["state"]):
-        return False
-    try:
-        kill(item["pid"], number)
-    except OSError as error:
-        if error.errno == errno.ESRCH:
-            return False
-        raise
-    return True
-
-
 def port_of(launch):
     """Return the TCP port of a launch's endpoint, or None."""
     match = re.search(r":(\d+)/?$", launch.get("endpoint") or "")
     return int(match.group(1)) if match else None
-
-
-def terminate(path, timeout=60.0, ports=(), grace=2.0, kill_timeout=10.0, spare=(), proc="/proc", kill=os.kill):
-    """Stop every process of a root, or of one release, and wait until their ports are free.
-
-    SIGTERM goes to the topmost processes only, because the server drains its requests and takes its children along.
-    What outlives it by ``grace`` seconds is killed: the group, and whatever else carries the marker.
-
-    :param path: the root, or one release (``.../releases/<id>``).
-    :param timeout: seconds that a topmost process may take after SIGTERM.
-    :param ports: TCP ports to wait for, added to those of the launch.json of each release found.
-    :param spare: release paths whose processes are left alone.
-    :returns: ``{found: [pid], killed: [{pid, role, comm, release, signal}], elapsed}``; ``killed`` holds what SIGTERM
-        did not stop, ``elapsed`` is in seconds.
-    :raises TerminateError: a process will not die, may not be signalled, or a port stays taken; the message names them.
-    """
-    begin = time.monotonic()
-    ports, found, killed = set(ports), set(), {}
-
-    def living():
-        items = [item for item in scan(path, proc) if alive(item["state"]) and item["release"] not in spare]
-        for release in {item["release"] for item in items}:
-            port = port_of(launch_of(release))
-            if port:
-                ports.add(port)
-        found.update(item["pid"] for item in items)
-        return items
-
-    def fail(message):
-        raise TerminateError(message, killed.values(), round(time.monotonic() - begin, 3))
-
-    def wait(seconds, condition):
-        end = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.05)
-        return True
-
-    def send(item, number):
-        try:
-            return _signal(item, number, proc, kill)
-        except PermissionError:
-            return fail(f"{describe(item)} may not be signalled by this user")
-
-    first = living()
-    if not first:
-        return {"found": [], "killed": [], "elapsed": round(time.monotonic() - begin, 3)}
-    pids = {item["pid"] for item in first}
-    top = [item for item in first if item["role"] == "server" or item["ppid"] not in pids]
-    for item in top:
-        send(item, signal.SIGTERM)
-    keys = {(item["pid"], item["start"]) for item in top}
-    wait(timeout, lambda: not any((item["pid"], item["start"]) in keys for item in living()))
-    wait(grace, lambda: not living())
-
-    def kill_all():
-        rest = living()
-        for item in rest:
-            if send(item, signal.SIGKILL):
-                entry = {key: item[key] for key in ("pid", "role", "comm", "release")}
-                killed[item["pid"]] = dict(entry, signal="SIGKILL")
-        return not rest
-
-    if not wait(kill_timeout, kill_all):
-        fail("still alive after SIGKILL: " + "; ".join(describe(item) for item in living()))
-
-    def taken():
-        return [item for port in sorted(ports) for item in listeners(port, proc)]
-
-    if not wait(kill_timeout, lambda: not taken()):
-        named = ", ".join(str(port) for port in sorted(ports))
-        fail(f"port {named} is still taken by " + "; ".join(describe(item) for item in taken()))
-    return {"found": sorted(found), "killed": list(killed.values()), "elapsed": round(time.monotonic() - begin, 3)}

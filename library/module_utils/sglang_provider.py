@@ -79,7 +79,8 @@ class Supervisor:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _install(self):
+    def install(self):
+        """Install the pinned supervisor where it is missing; return whether it was missing."""
         wanted = re.search(r"^supervisor==(\S+)", self.lock, re.M).group(1)
         venv = os.path.join(self.dir, "venv")
         if glob.glob(f"{glob.escape(venv)}/lib/python*/site-packages/supervisor-{wanted}.dist-info"):
@@ -111,7 +112,7 @@ class Supervisor:
                 f"sglang_server_root is too long: the socket {self.socket} may have {_MAX_SOCKET} bytes at most. "
                 "Way out: a shorter root."
             )
-        self._install()
+        self.install()
         with open(os.path.join(release, "supervisor.conf"), encoding="utf-8") as handle:
             write_if_changed(os.path.join(self.dir, "program.conf"), handle.read())
         if not self._up():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 import time
 
-from ansible.module_utils import sglang_ledger, sglang_proc
-from ansible.module_utils.sglang_provider import ProviderError, Supervisor, Systemd, detect
+from ansible.module_utils import sglang_ledger, sglang_proc, sglang_terminate
+from ansible.module_utils.sglang_provider import ProviderError, Supervisor, Systemd, detect, write_if_changed
 
 # A server this young may not have spawned its workers yet; older ones that lack some are not the wanted state.
 LOADING_SECONDS = 120
-# Enough to see an interpreter, launcher or argument error; what comes later is the verification's to see.
-_SETTLE_SECONDS = 0.3
+# Enough to see an error of interpreter, launcher or package; what comes later is the verification's to see. The
+# moment is over after this much CPU time, because a busy host may take seconds to run Python's first 50 ms.
+_SETTLE_CPU_SECONDS, _SETTLE_SECONDS = 0.15, 2.0
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b|\berror:|\bERROR\b|No module named|cannot ")
 
 
@@ -75,6 +77,16 @@ def age(item):
     """Return the age of a scanned process in seconds."""
     with open("/proc/uptime", encoding="ascii") as handle:
         return float(handle.read().split()[0]) - item["start"] / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid):
+    """Return the CPU time that a process has used, in seconds; 0 where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
+            field = handle.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(field[11]) + int(field[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Service:
@@ -139,14 +151,16 @@ class Service:
             return bool(living)
         releases = sorted({os.path.basename(item["release"]) for item in living})
         try:
-            done = sglang_proc.terminate(self.root, timeout=self.p["stop_timeout"])
-        except sglang_proc.TerminateError as error:
+            done = sglang_terminate.terminate(self.root, timeout=self.p["stop_timeout"])
+        except sglang_terminate.TerminateError as error:
             self.out.update(changed=True, killed=error.killed)
             raise ServiceError(f"The server could not be stopped: {error}") from error
-        self.out.update(stopped=done["found"], killed=done["killed"], changed=True)
+        # One that died between the two looks is gone all the same.
+        stopped = sorted({*self.out["stopped"], *done["found"]})
+        self.out.update(stopped=stopped, killed=done["killed"], changed=True)
         for release in releases:
             killed = [item["pid"] for item in done["killed"] if os.path.basename(item["release"]) == release]
-            self._record("stop", release=release, pid=done["found"][0], killed=killed, elapsed=done["elapsed"])
+            self._record("stop", release=release, pid=stopped[0], killed=killed, elapsed=done["elapsed"])
         return True
 
     def stopped(self):
@@ -216,7 +230,7 @@ class Service:
             server = self._server() if pid else None
             if server is not None:
                 seen = seen or time.monotonic()
-                if time.monotonic() - seen >= _SETTLE_SECONDS:
+                if cpu_seconds(pid) >= _SETTLE_CPU_SECONDS or time.monotonic() - seen >= _SETTLE_SECONDS:
                     break
             elif seen or not pid:
                 self._died(state)
@@ -224,6 +238,8 @@ class Service:
                 self._died(f"no server process after {self.p['start_timeout']} s, {state}")
             time.sleep(0.03)
         self._up(server)
+        note = {"pgid": server["pgid"], "start": server["start"], "boot_id": sglang_proc.boot_id()}
+        write_if_changed(sglang_proc.record_path(self.release), json.dumps(note) + "\n")
         self._record("start", pid=server["pid"], killed=[item["pid"] for item in self.out["killed"]])
 
     def _died(self, state):

@@ -137,6 +137,7 @@ plan:
       path: /opt/sglang/releases/20260131T030000Z-baseline-0123456789ab
       digest: 0123456789ab
       variant: baseline
+      python: /opt/ml-env/bin/python3
       built: true
       state: promoted
     current: null

@@ -60,7 +60,7 @@ class Host:
     def build(self, variant="baseline", inputs=None):
         """Create, fill and seal a release; return its id."""
         release = self.compare(variant, inputs)["release"]["id"]
-        self.ok("created", release=release)
+        self.ok("created", release=release, record={"engine": ENGINE, "model": MODEL})
         self.fill(release)
         self.ok("built", release=release)
         return release

@@ -62,20 +62,15 @@ def test_live_processes_that_differ_are_drift(host, monkeypatch):
     assert not plan["in_sync"] and plan["release"]["built"] and plan["release"]["id"] == release
 
 
-def test_real_drift_reads_launch_json(host, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        sglang_release_compare, "describe_engine", lambda declared: {"present": True, "fingerprint": "e"}
-    )
-    monkeypatch.setattr(
-        sglang_release_compare, "describe_model", lambda declared: {"present": True, "fingerprint": "m"}
-    )
-    release = host.build()
-    path = host.path(release)
-    host.ok("active", release=release)
-    host.ok("promoted", release=release)
-    (path / "launch.json").unlink()
+def test_missing_launch_json_is_named(host, monkeypatch):
+    from ansible.module_utils import sglang_release_store
+
+    release = host.deploy()
+    (host.path(release) / "launch.json").unlink()
     assert any("launch.json is missing" in reason for reason in host.compare()["reasons"])
+    # Drift itself says so too, where the list of files could not.
+    monkeypatch.setattr(sglang_release_store, "changed_files", lambda path, manifest: [])
+    assert f"launch.json of {release} cannot be read" in host.compare()["drift"][0]
 
 
 def test_file_edited_in_a_sealed_release_makes_a_new_release(host):
@@ -101,6 +96,7 @@ def test_switch_and_back(host):
     first, second = host.deploy("baseline"), host.deploy("fewchan")
     assert os.readlink(os.path.join(host.root, "current")) == f"releases/{second}"
     found = host.ok("target")
+    assert found["plan"]["release"]["python"] == host.compare()["release"]["python"] == "/opt/engine/bin/python3"
     assert found["release"]["id"] == first and found["plan"]["previous"]["id"] == second
     host.ok("active", release=first)
     host.ok("promoted", release=first)

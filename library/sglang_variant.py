@@ -159,27 +159,12 @@ explanation:
 
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.sglang_variant_schema import ARGUMENTS  # noqa: E402
 
 
 def main():
     """Refuse to run as a module: what it resolves lies on the controller."""
-    module = AnsibleModule(
-        argument_spec={
-            "name": {"type": "raw", "required": True},
-            "catalogue": {"type": "dict", "required": True},
-            "base": {"type": "dict", "default": {}},
-            "overrides": {"type": "dict", "default": {}},
-            "patch_dir": {"type": "path"},
-            "engine_version": {"type": "str", "required": True},
-            "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-            "tp_size": {"type": "int", "required": True},
-            "launch": {"type": "dict", "default": {}},
-            "force": {"type": "bool", "default": False},
-            "against": {"type": "str"},
-            "explain": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     module.fail_json(msg="sglang_variant is an action: it needs plugins/action on action_plugins (see ansible.cfg)")
 
 

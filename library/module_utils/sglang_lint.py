@@ -13,7 +13,7 @@ __all__ = ["RULES", "Context", "lint"]
 def lint(variant, patches, context):
     """Return ``(variant, findings)``: the variant with its flags cast to their types, and what the rules found.
 
-    :param variant: as :func:`sglang_variant.resolve` returns it. A flag that is left out stays, as ``False``.
+    :param variant: as :func:`sglang_variant_resolve.resolve` returns it. A flag that is left out stays, as ``False``.
     :param patches: the catalogue entries of its patches.
     :param context: :class:`Context`.
     """

@@ -39,6 +39,21 @@ ENTRY = {
     "expect": {"type": "dict", "required": True, "options": EXPECT},
     "rungs": {"type": "list", "elements": "str", "choices": RUNGS, "required": True},
 }
+# The arguments of the action, and of the module file that documents it.
+ARGUMENTS = {
+    "name": {"type": "raw", "required": True},
+    "catalogue": {"type": "dict", "required": True},
+    "base": {"type": "dict", "default": {}},
+    "overrides": {"type": "dict", "default": {}},
+    "patch_dir": {"type": "path"},
+    "engine_version": {"type": "str", "required": True},
+    "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
+    "tp_size": {"type": "int", "required": True},
+    "launch": {"type": "dict", "default": {}},
+    "force": {"type": "bool", "default": False},
+    "against": {"type": "str"},
+    "explain": {"type": "bool", "default": False},
+}
 TYPES = {"str": str, "dict": dict, "list": list}
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 FLAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")

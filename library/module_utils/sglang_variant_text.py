@@ -44,7 +44,7 @@ def explain(name, resolved, engine, difference=None):
     :param name: of the host that the variant was resolved for.
     :param resolved: ``{variant, unset, patches, findings}``.
     :param engine: declared SGLang version.
-    :param difference: of :func:`sglang_variant.difference`, or None.
+    :param difference: of :func:`sglang_variant_resolve.difference`, or None.
     """
     variant = resolved["variant"]
     lines = [

@@ -17,27 +17,13 @@ if MODULE_UTILS not in ansible.module_utils.__path__:
 
 from ansible.module_utils import (  # noqa: E402
     sglang_lint,
-    sglang_variant,
     sglang_variant_patches,
+    sglang_variant_resolve,
     sglang_variant_run,
     sglang_variant_text,
 )
 from ansible.module_utils.sglang_findings import errors, summary  # noqa: E402
-
-ARGUMENTS = {
-    "name": {"type": "raw", "required": True},
-    "catalogue": {"type": "dict", "required": True},
-    "base": {"type": "dict", "default": {}},
-    "overrides": {"type": "dict", "default": {}},
-    "patch_dir": {"type": "path"},
-    "engine_version": {"type": "str", "required": True},
-    "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-    "tp_size": {"type": "int", "required": True},
-    "launch": {"type": "dict", "default": {}},
-    "force": {"type": "bool", "default": False},
-    "against": {"type": "str"},
-    "explain": {"type": "bool", "default": False},
-}
+from ansible.module_utils.sglang_variant_schema import ARGUMENTS, VariantError  # noqa: E402
 
 
 @functools.cache
@@ -63,15 +49,15 @@ class ActionModule(ActionBase):
         try:
             result.update(self.judge(args["name"], args))
             if args["against"] is not None:
-                sglang_variant.check_name(args["against"], args["catalogue"], "against")
+                sglang_variant_resolve.check_name(args["against"], args["catalogue"], "against")
                 other = self.judge(args["against"], args)["variant"]
-                result["difference"] = sglang_variant.difference(result["variant"], other)
+                result["difference"] = sglang_variant_resolve.difference(result["variant"], other)
             if args["explain"]:
                 host = (task_vars or {}).get("inventory_hostname", "the controller")
                 result["explanation"] = sglang_variant_text.explain(
                     host, result, args["engine_version"], result.get("difference")
                 )
-        except sglang_variant.VariantError as error:
+        except VariantError as error:
             result["findings"] = error.findings
         wrong = errors(result["findings"])
         if wrong:
@@ -84,7 +70,7 @@ class ActionModule(ActionBase):
 
         :raises VariantError: it cannot be resolved.
         """
-        variant, unset = sglang_variant.resolve(
+        variant, unset = sglang_variant_resolve.resolve(
             name, args["catalogue"], args["base"], args["overrides"], args["engine_version"]
         )
         patches = sglang_variant_patches.load(variant["patches"], args["patch_dir"])
@@ -97,10 +83,10 @@ class ActionModule(ActionBase):
             nccl=table("nccl_variables.json"),
         )
         variant, findings = sglang_lint.lint(variant, patches, context)
-        variant, unset = sglang_variant.settle(variant, unset)
+        variant, unset = sglang_variant_resolve.settle(variant, unset)
         return {
             "variant": variant,
             "unset": unset,
             "patches": patches,
-            "findings": sglang_variant.refused(findings, args["force"]),
+            "findings": sglang_variant_resolve.refused(findings, args["force"]),
         }

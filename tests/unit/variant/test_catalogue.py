@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from ansible.module_utils import sglang_lint, sglang_variant, sglang_variant_patches
+from ansible.module_utils import sglang_lint, sglang_variant_patches, sglang_variant_resolve
 from ansible.module_utils.sglang_findings import errors
 from ansible.module_utils.sglang_variant_schema import ENTRY
 
@@ -56,7 +56,7 @@ def judge(repository, catalogue):
     }
 
     def run(name, release, device="cuda", tp=8, launch=LAUNCH):
-        variant, _unset = sglang_variant.resolve(name, catalogue, BASE, {}, release)
+        variant, _unset = sglang_variant_resolve.resolve(name, catalogue, BASE, {}, release)
         patches = sglang_variant_patches.load(variant["patches"], repository / "roles/sglang_patches/files")
         return sglang_lint.lint(variant, patches, sglang_lint.Context(release, device, tp, launch, **tables))[1]
 
@@ -83,10 +83,10 @@ def test_no_value_is_lost_or_shared_between_entries(catalogue):
     for name, entry in catalogue.items():
         if entry.get("factor") is None or not entry.get("extends"):
             continue
-        own, _patches = sglang_variant.layer(entry, "0.5.22")
+        own, _patches = sglang_variant_resolve.layer(entry, "0.5.22")
         parents = {}
         for parent in entry["extends"]:
-            parents.update(sglang_variant.compose(parent, catalogue, "0.5.22")[0])
+            parents.update(sglang_variant_resolve.compose(parent, catalogue, "0.5.22")[0])
         assert own, name
         assert [path for path, value in own.items() if path in parents and parents[path][0] == value] == []
 

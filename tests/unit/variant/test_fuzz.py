@@ -8,7 +8,7 @@ import random
 import string
 
 import pytest
-from ansible.module_utils import sglang_lint, sglang_variant
+from ansible.module_utils import sglang_lint, sglang_variant_resolve
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_variant_schema import ENTRY, VariantError
 
@@ -200,7 +200,7 @@ def tables(repository):
 def verdict(entry, engine, parent, tables):
     """Return the refusal's text, or None where the variant passes."""
     try:
-        variant, _unset = sglang_variant.resolve("v", {"v": entry, "parent": parent}, {}, {}, engine)
+        variant, _unset = sglang_variant_resolve.resolve("v", {"v": entry, "parent": parent}, {}, {}, engine)
     except VariantError as error:
         return str(error)
     context = sglang_lint.Context(engine, "cuda", 8, {}, **tables)

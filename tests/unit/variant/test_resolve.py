@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils import sglang_variant
+from ansible.module_utils import sglang_variant_resolve
 from ansible.module_utils.sglang_variant_schema import VariantError, matches
 
 
 def resolve(name, catalogue, base=None, overrides=None, engine="0.5.9"):
-    return sglang_variant.resolve(name, catalogue, base or {}, overrides or {}, engine)
+    return sglang_variant_resolve.resolve(name, catalogue, base or {}, overrides or {}, engine)
 
 
 def reasons(name, catalogue, **given):
@@ -207,15 +207,15 @@ def test_values_keep_any_text(make):
 def test_difference_names_both_sides(catalogue):
     one, _unset = resolve("fewchan", catalogue)
     other, _unset = resolve("baseline", catalogue)
-    assert sglang_variant.difference(one, other) == {
+    assert sglang_variant_resolve.difference(one, other) == {
         "nccl.NCCL_BUFFSIZE": {"fewchan": "131072", "baseline": None},
         "nccl.NCCL_MAX_NCHANNELS": {"fewchan": "2", "baseline": None},
         "nccl.NCCL_MIN_NCHANNELS": {"fewchan": "1", "baseline": None},
         "nccl.NCCL_NTHREADS": {"fewchan": "64", "baseline": None},
     }
-    assert sglang_variant.difference(one, one) == {}
+    assert sglang_variant_resolve.difference(one, one) == {}
     fused, _unset = resolve("fusion", catalogue)
-    assert "patches" in sglang_variant.difference(fused, other)
+    assert "patches" in sglang_variant_resolve.difference(fused, other)
 
 
 def test_force_turns_errors_into_warnings_and_says_so():
@@ -223,7 +223,7 @@ def test_force_turns_errors_into_warnings_and_says_so():
         {"level": "error", "message": "A.", "rule": "r", "rung": "lint", "evidence": "", "advice": ""},
         {"level": "info", "message": "B.", "rule": "r", "rung": "lint", "evidence": "", "advice": ""},
     ]
-    assert sglang_variant.refused(findings, False) == findings
-    forced = sglang_variant.refused(findings, True)
+    assert sglang_variant_resolve.refused(findings, False) == findings
+    forced = sglang_variant_resolve.refused(findings, True)
     assert [item["level"] for item in forced] == ["warning", "info"]
     assert forced[0]["message"] == "A. Overridden by force."

@@ -23,7 +23,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 
-FAULTS = ("", "401", "503", "close", "error", "error_500", "no_done", "short", "stall", "silent", "empty")
+FAULTS = ("", "401", "503", "close", "error", "no_done", "short", "stall", "silent", "empty")
 CHANNELS = ("content", "reasoning_content", "reasoning", "both", "tool_calls")
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa".split()
 TEXT = random.Random(5).choices(WORDS, k=4096)
@@ -113,12 +113,8 @@ class Stream:
         if self.api == "chat" and self.script.role_at_once:
             head += _chunk(self._role())
         self.protocol.transport.write(head)
-        if self.fault == "silent":
-            return
-        if self.fault == "empty":
-            self.loop.call_at(self.due, self._finish)
-            return
-        self.loop.call_at(self.due, self._emit)
+        if self.fault != "silent":
+            self.loop.call_at(self.due, self._finish if self.fault == "empty" else self._emit)
 
     def _role(self):
         return (self.prefix + '"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n').encode()
@@ -275,13 +271,8 @@ class Protocol(asyncio.Protocol):
             fault = state.script.fault if state.seen % state.script.fault_every == 0 else ""
             if fault == "401":
                 write(_response("401 Unauthorized", {"error": "Unauthorized"}))
-            elif fault in ("503", "error_500"):
-                write(
-                    _response(
-                        "503 Service Unavailable" if fault == "503" else "500 Internal Server Error",
-                        {"error": {"message": "busy"}},
-                    )
-                )
+            elif fault == "503":
+                write(_response("503 Service Unavailable", {"error": {"message": "busy"}}))
             else:
                 Stream(self, apis[path], body, fault).start()
         elif path == "/script":
@@ -349,12 +340,6 @@ class ScriptedServer:
         self._thread.join(5)
 
 
-def _without(arguments, name):
-    """Return the arguments without an option and its value."""
-    place = arguments.index(name)
-    return arguments[:place] + arguments[place + 2 :]
-
-
 def background(path, arguments):
     """Start this program apart from the caller, wait until it listens, and write ``{pid, url}`` to ``path``."""
     process = subprocess.Popen(
@@ -401,7 +386,8 @@ def main(argv=None):
     if options.stop:
         return stop(options.stop)
     if options.background:
-        return background(options.background, [*_without(argv or sys.argv[1:], "--background")])
+        arguments = ["--host", options.host, "--port", str(options.port), "--script", json.dumps(options.script)]
+        return background(options.background, arguments)
     server = ScriptedServer(options.host, options.port, **options.script)
     threading.Thread(target=lambda: (server._ready.wait(), print(server.url, flush=True)), daemon=True).start()
     try:

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 import symtable
 
-from ansible.module_utils.sglang_patch_gate import GateError, find_scope
+from ansible.module_utils.sglang_patch_gate import GateError, find_scope, parse
 
 _MODULE_NAMES = {"__file__", "__name__", "__doc__", "__spec__", "__package__", "__loader__", "__path__", "__builtins__"}
 _MODULE_NAMES |= {"__annotations__", "WindowsError"}
+
+
+@functools.lru_cache(maxsize=16)
+def _symbols(text):
+    return symtable.symtable(text, "<module>", "exec")
 
 
 class EditError(ValueError):
@@ -66,7 +72,7 @@ def edit_state(text, tree, edit):
 
 
 def _apply_edit(text, edit):
-    tree = ast.parse(text)
+    tree = parse(text)
     if edit_state(text, tree, edit) == "done":
         return text
     start, end = _span(text, find_scope(tree, edit["scope"]))
@@ -76,7 +82,7 @@ def _apply_edit(text, edit):
 
 def bound_names(text):
     """Return the names that the module level binds."""
-    table = symtable.symtable(text, "<module>", "exec")
+    table = _symbols(text)
     return {item.get_name() for item in table.get_symbols() if item.is_assigned() or item.is_imported()}
 
 
@@ -84,7 +90,7 @@ def _add_import(text, item):
     """Add ``{module, name, after}`` to the module's from-import of that module, or write a new one."""
     if item["name"] in bound_names(text):
         return text
-    tree, newline = ast.parse(text), newline_of(text)
+    tree, newline = parse(text), newline_of(text)
     same = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == item["module"]]
     for node in same:
         start, end = _span(text, node)
@@ -109,7 +115,7 @@ def _add_definition(text, item):
         return text
     anchors = [
         node
-        for node in ast.parse(text).body
+        for node in parse(text).body
         if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == item["after"] for target in node.targets)
     ]
     if len(anchors) != 1:
@@ -123,7 +129,7 @@ def parts(text, rules):
 
     :raises EditError: an edit's place is not there.
     """
-    tree, bound, result = ast.parse(text), bound_names(text), {}
+    tree, bound, result = parse(text), bound_names(text), {}
     for kind in ("imports", "definitions"):
         for item in rules.get(kind, []):
             result[f"{kind[:-1]} of {item['name']}"] = "done" if item["name"] in bound else "pending"
@@ -148,7 +154,7 @@ def apply(text, rules):
 
 def undefined_names(text):
     """Return the names that the module reads as globals and nothing in it, nor the builtins, defines."""
-    table = symtable.symtable(text, "<module>", "exec")
+    table = _symbols(text)
     known = bound_names(text) | set(dir(builtins)) | _MODULE_NAMES
     missing = set()
 

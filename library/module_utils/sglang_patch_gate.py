@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import operator
 
 UNKNOWN = "unknown"
@@ -46,6 +47,10 @@ _COMPARE = {
 
 class GateError(ValueError):
     """The place that a gate description names is not there exactly once."""
+
+
+#: The same text is looked at several times; nobody changes the tree.
+parse = functools.lru_cache(maxsize=16)(ast.parse)
 
 
 def _fact(name, host):
@@ -257,7 +262,7 @@ def admitted(source, gate):
     :raises GateError: the place is not there exactly once.
     :raises SyntaxError: the source does not parse.
     """
-    tree = ast.parse(source)
+    tree = parse(source)
     scope = find_scope(tree, gate["scope"])
     names = _Names(tree, scope)
     if gate["kind"] == "majors":

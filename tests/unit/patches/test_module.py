@@ -303,5 +303,4 @@ def test_the_installed_engine(engine, entries, run_module):
     python = os.environ["SGLANG_ENGINE_PYTHON"]
     result = run_module(MODULE, engine.args(entries, python=python, env={}))
     assert states(result)["sm120_allreduce_fusion"] == "applied"
-    assert result["elapsed"] < 3
     assert run_module(MODULE, engine.args(entries, python=python, env={}))["changed"] is False

@@ -64,7 +64,7 @@ class FakeHost(Host):
             "dmesg": (0, "[    1.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n", ""),
         }
         self.files = {"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "Y\n"}
-        self.accounts = {"sglang": types.SimpleNamespace(pw_name="sglang", pw_dir="/home/sglang")}
+        self.accounts = {"sglang": types.SimpleNamespace(pw_name="sglang", pw_dir="/srv/sglang")}
         self.directories = {"/", "/opt"}
         self.closed = set()
         self.volumes = {"/": (100 * GB, 10**7, 1)}

@@ -150,7 +150,7 @@ def test_warnings_do_not_refuse():
     host.environ["https_proxy"] = "http://proxy:3128"
     host.environ["http_proxy"] = "http://proxy:3128"
     host.files["/etc/nccl.conf"] = "# comment\nNCCL_ALGO=Tree\n"
-    host.files["/home/sglang/.nccl.conf"] = "NCCL_DEBUG=INFO\n"
+    host.files["/srv/sglang/.nccl.conf"] = "NCCL_DEBUG=INFO\n"
     host.files["/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"] = "N\n"
     found, verdict = run(host)
     assert verdict["ok"] and set(found) == {"memory-lock", "proxy", "nccl-conf", "uvm-hmm"}

@@ -70,10 +70,8 @@ def record(keywords, names, kind_of_type, element="str"):
         or "store_const" in action
     ):
         kind = "bare"
-    elif action == "DeprecatedAction" and "type" not in keywords:
-        kind = "bare"
-    elif "StoreConst" in action and nargs != "?":
-        kind = "bare" if nargs == 0 else "value"
+    elif action in ("DeprecatedAction", "DeprecatedStoreConstAction") and "nargs" not in keywords:
+        kind = "bare"  # their own default
     elif nargs in ("+", "*") or isinstance(nargs, int):
         kind = "list"
     elif nargs == "?":
@@ -151,7 +149,7 @@ def fields(tree, names):
         )
         aliases = literal(keywords["aliases"], names) if "aliases" in keywords else []
         result = record(keywords, names, kind, element)
-        if choices and not result["choices"]:
+        if choices and "choices" not in keywords:
             result["choices"] = sorted(map(str, choices))
         yield negated([name, *(aliases or [])], keywords), result
 

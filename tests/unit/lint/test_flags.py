@@ -43,12 +43,15 @@ class ServerArgs:
     hidden: A[bool, Arg(no_cli=True)] = False
     kind: A[Literal["a", "b"], "kind"] = "a"
     mode: A[Literal[1, 2], "mode"] = 2
+    late: A[Literal["a", "b"], Arg(help="late", choices=Backend.ALL)] = "a"
     sizes: A[Optional[List[int]], "sizes"] = None
     joined: A[Optional[List[int]], Arg(help="joined", type_parser=json_list)] = None
     fast: A[bool, Arg(help="fast", action=argparse.BooleanOptionalAction)] = True
     adapters: A[Optional[List[str]], Arg(help="a", action=PathAction, action_kwargs={"type": str, "nargs": "*"})] = None
     plain: int = 3
     def add_cli_args(parser):
+        parser.add_argument("--swap", action=DeprecatedStoreConstAction, const_value="x", help="Deprecated alias")
+        parser.add_argument("--swap-value", action=DeprecatedStoreConstAction, nargs=None, const_value=True, help="Deprecated")
         parser.add_argument("--old", action=DeprecatedStoreTrueAction, help="Deprecated")
 """
 
@@ -91,6 +94,9 @@ def test_both_ways_to_build_a_parser_are_read(extractor, tmp_path):
         "fraction": [{**new, "kind": "value", "type": "float"}],
         "kind": [{**new, "kind": "value", "type": "str", "choices": ["a", "b"]}],
         "mode": [{**new, "kind": "value", "type": "int", "choices": ["1", "2"]}],
+        "late": [{**new, "kind": "value", "type": "str"}],
+        "swap": [{**new, "kind": "bare", "type": "str", "deprecated": True}],
+        "swap-value": [{**new, "kind": "value", "type": "str", "deprecated": True}],
         "sizes": [{**new, "kind": "list", "type": "int"}],
         "joined": [{**new, "kind": "value", "type": "str"}],
         "fast": [{**new, "kind": "bare", "type": "str"}],

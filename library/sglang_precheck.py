@@ -95,7 +95,7 @@ findings:
     - rung: precheck
       rule: port-taken
       level: error
-      message: port 8000 is taken by another model server
+      message: port 8000 is taken by another model server.
       evidence: pid 4711 (uid 0) python3 -m sglang.launch_server, serves kimi
       advice: stop it, or give another sglang_server_port
 verdict:

@@ -22,8 +22,8 @@ ENGINE_INODES = 40_000
 
 
 def report(rule, level, message, evidence="", advice=""):
-    """Return a finding of this rung."""
-    return finding(RUNG, rule, level, message, evidence, advice)
+    """Return a finding of this rung; the message becomes a sentence."""
+    return finding(RUNG, rule, level, f"{message}.", evidence, advice)
 
 
 def run_checks(wanted, host, checks):

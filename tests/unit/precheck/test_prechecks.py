@@ -226,7 +226,7 @@ def test_what_makes_gpus_slow():
     found, verdict = run(host, gpu_count=3)
     assert verdict["ok"]
     assert set(found) == {"gpu-pcie-width", "gpu-power", "gpu-persistence", "gpu-mixed", "gpu-p2p", "gpu-xid"}
-    assert found["gpu-pcie-width"][0]["message"] == "GPU 0 has 8 of 16 PCIe lanes"
+    assert found["gpu-pcie-width"][0]["message"] == "GPU 0 has 8 of 16 PCIe lanes."
     assert found["gpu-p2p"][0]["evidence"] == "GPU0-GPU2=CNS" and ": 79," in found["gpu-xid"][0]["evidence"]
     host.commands["dmesg"] = (1, "", "dmesg: read kernel buffer failed: Operation not permitted")
     assert run(host, gpu_count=3)[0]["gpu-xid"][0]["level"] == "info"

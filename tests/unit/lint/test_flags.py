@@ -51,7 +51,7 @@ class ServerArgs:
     plain: int = 3
     def add_cli_args(parser):
         parser.add_argument("--swap", action=DeprecatedStoreConstAction, const_value="x", help="Deprecated alias")
-        parser.add_argument("--swap-value", action=DeprecatedStoreConstAction, nargs=None, const_value=True, help="Deprecated")
+        parser.add_argument("--swap-value", action=DeprecatedStoreConstAction, nargs=None, help="Deprecated")
         parser.add_argument("--old", action=DeprecatedStoreTrueAction, help="Deprecated")
 """
 

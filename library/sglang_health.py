@@ -205,6 +205,7 @@ TIMED_PHASES = ("spawned", "imports", "distributed", "weights", "kv_cache", "gra
 def empty(message):
     """Return the result for a release that cannot be looked at."""
     return {
+        "changed": False,
         "ready": False,
         "busy": False,
         "phase": "spawned",
@@ -225,6 +226,7 @@ def empty(message):
 def result_of(watch, found, log_lines):
     """Return the module's result from a watch and the cause of its failure (or None)."""
     return {
+        "changed": False,
         "ready": found is None,
         "busy": watch.busy,
         "phase": watch.log.phase,
@@ -312,11 +314,11 @@ def main():
     if launch is None:
         result = empty(f"release: {release} has no launch.json")
         if once:
-            module.exit_json(changed=False, **result)
+            module.exit_json(**result)
         module.fail_json(msg=explain(result), **result)
     problem = need_requests(params["python"])
     if problem and module.check_mode:
-        module.exit_json(changed=False, **empty(problem))
+        module.exit_json(**empty(problem))
     if problem:
         module.fail_json(msg=problem, **empty(problem))
     silence = {key: value for key, value in params["phase_silence"].items() if value is not None}
@@ -338,7 +340,7 @@ def main():
     result = result_of(watch, found, params["log_lines"])
     if found and not once:
         module.fail_json(msg=explain(result), **result)
-    module.exit_json(changed=False, **result)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -188,13 +188,13 @@ class Client:
     def generate(self, prompt, max_tokens, limit):
         """Generate at temperature 0.
 
-        The end-of-text token is ignored, so that the number of tokens is the one asked for: a model that only ever
-        says "end" shows up as one repeated token.
+        The end-of-text token is ignored and special tokens are shown, so that the number of tokens is the one asked
+        for, and a model that only ever says "end" shows up as one repeated token.
 
         :returns: ``{text, tokens, ids, elapsed}``; ``tokens`` is their number, ``elapsed`` in seconds.
         """
         begin = time.monotonic()
-        params = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
+        params = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True, "skip_special_tokens": False}
         data = self._json("POST", "/generate", limit, {"text": prompt, "sampling_params": params})
         try:
             ids = list(data.get("output_ids") or [])

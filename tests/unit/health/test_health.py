@@ -1,0 +1,204 @@
+"""The module sglang_health against a scripted server: one test for each way in which a start ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+
+import pytest
+import requests
+
+
+def signature(result):
+    """Return the name of the cause of a failed result."""
+    assert result["failed"] and not result["ready"]
+    assert result["cause"]["advice"] in result["msg"]
+    return result["cause"]["signature"]
+
+
+def test_a_good_start_is_ready_by_real_generations(start, health):
+    release = start({"phases": {"weights": 0.4}})
+    result = health(release, generations=2)
+    assert result["ready"] and not result["changed"]
+    assert result["phase"] == "serving" and result["served_model"] == "tiny"
+    assert [item["tokens"] for item in result["generations"]] == [8, 8]
+    assert {"weights", "warmup", "ready"} <= {item["phase"] for item in result["phases"]}
+    assert result["endpoint"]["health"] == "200"
+    progress = json.loads((release.path / "run" / "progress.json").read_text())
+    assert (progress["state"], progress["phase"], progress["pid"]) == ("ready", "serving", release.pid)
+
+
+def test_the_process_is_found_by_its_marker(start, health):
+    release = start({})
+    assert health(release, pid=None)["pid"] == release.pid
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_speeds_give_no_false_alarm(start, health, seed):
+    phases = dict.fromkeys(("imports", "distributed", "weights", "kv_cache", "graph", "warmup"), [0, 0.4])
+    assert health(start({"seed": seed, "phases": phases}), generations=1)["ready"]
+
+
+def test_health_200_with_a_dead_generation_fails_within_the_generation_limit(start, health):  # F23
+    result = health(start({"generation": {"mode": "silent"}}), generation_timeout=1)
+    assert signature(result) == "generation_dead"
+    assert result["elapsed"] < 6
+    assert "Port open, health: 200, generation: " in result["msg"]
+
+
+def test_serving_two_and_then_hanging_is_found_by_the_third(start, health):
+    result = health(start({"generation": {"mode": "silent", "after": 2}}), generation_timeout=1)
+    assert signature(result) == "generation_dead"
+    assert len(result["generations"]) == 2
+
+
+@pytest.mark.parametrize("mode", ["degenerate", "empty", "one_token"])
+def test_an_answer_that_is_none_is_refused_with_its_text(start, health, mode):  # F36
+    result = health(start({"generation": {"mode": mode}}))
+    assert signature(result) == "degenerate"
+    if mode == "degenerate":
+        assert "foss foss foss" in result["msg"]
+
+
+def test_the_threshold_is_an_input(start, health):
+    release = start({})
+    assert signature(health(release, min_distinct=13, max_tokens=16, generations=1)) == "degenerate"
+
+
+def test_a_port_that_never_answers_ends_at_the_whole_limit(start, health):  # F40
+    result = health(start({"accept_only": True}), timeout=3, request_timeout=1)
+    assert signature(result) == "timeout"
+    assert 3 <= result["elapsed"] < 3.5
+
+
+def test_silence_in_a_phase_is_a_stall_and_slowness_is_not(start, health):
+    slow = start({"phases": {"weights": 3}, "shards": 6})
+    assert health(slow, phase_silence={"weights": 1.5}, generations=1)["ready"]
+    stuck = start({"hang": {"phase": "weights"}}, name="r2")
+    result = health(stuck, phase_silence={"weights": 1.0})
+    assert (signature(result), result["cause"]["phase"]) == ("stalled", "weights")
+    assert result["progress"]["total"] == 4
+
+
+def test_one_root_error_under_forty_tracebacks_is_the_one_shown(start, health):  # F05
+    result = health(start({"crash": {"phase": "graph", "rank": 0, "log": "many_ranks"}}))
+    assert signature(result) == "cuda_fault"
+    assert result["cause"]["phase"] == "graph" and result["cause"]["ranks"] == list(range(8))
+    assert "illegal memory access" in result["cause"]["first_error"]
+    assert result["msg"].count("unhandled cuda error") == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_dead_scheduler_under_a_living_parent_ends_the_wait(start, health, rank):
+    result = health(start({"die": {"phase": "serving", "rank": rank}, "token_seconds": 0.1}), generations=3)
+    assert signature(result) == "worker_died"
+    assert result["elapsed"] < 8
+
+
+def test_a_crash_is_seen_within_a_second_of_the_fatal_line(start, health):
+    release = start({"crash": {"phase": "kv_cache", "log": "oom_kv_cache", "parent_linger": 30}})
+    result = health(release)
+    seen = time.time() - os.stat(release.launch["log"]).st_mtime
+    assert signature(result) == "oom_kv_cache"
+    assert seen < 1.5  # the module's own exit included
+
+
+def test_a_bad_flag_is_named(start, health):
+    result = health(start({}, flags=["--no-such-flag"]))
+    assert signature(result) == "bad_flag"
+    assert "--no-such-flag" in result["cause"]["detail"]
+    assert result["log_tail"]
+
+
+def test_the_answer_of_another_server_does_not_count(start, health):
+    other = start({}, name="other")
+    assert health(other, generations=1)["ready"]
+    ours = start({}, name="ours", port=other.port)
+    result = health(ours)
+    assert signature(result) in ("foreign_listener", "port_taken")
+    assert str(other.pid) in result["cause"]["detail"]
+    assert not result["generations"]
+
+
+def test_another_model_name_is_not_ours(start, health):
+    assert signature(health(start({"served_model_name": "other"}))) == "wrong_model"
+
+
+def test_localhost_may_be_ipv6(start, health):  # F22
+    wildcard = start({"ipv6_only": True}, endpoint="http://[::]:{port}")
+    assert health(wildcard, generations=1)["ready"]
+    only4 = start({}, name="r2", endpoint="http://localhost:{port}")
+    assert health(only4, generations=1)["ready"]
+    bracketed = start({"ipv6_only": True}, name="r3", endpoint="http://[::1]:{port}")
+    assert health(bracketed, generations=1)["ready"]
+
+
+def test_an_api_key_is_asked_for_by_name(start, health):
+    release = start({}, flags=["--api-key", "a-key-of-the-test"])
+    assert signature(health(release)) == "unauthorised"
+    result = health(release, api_key="a-key-of-the-test", generations=1)
+    assert result["ready"]
+    assert "a-key-of-the-test" not in json.dumps({k: v for k, v in result.items() if k != "invocation"})
+
+
+def test_a_busy_server_is_not_called_dead(start, health):  # F25
+    release = start({"health": {"status": 503, "from": 2.5}, "token_seconds": 0.05})
+    assert health(release, generations=1)["ready"]
+    time.sleep(2.5)
+    body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 200}}
+    url = f"http://127.0.0.1:{release.port}"
+
+    def stream():
+        with contextlib.suppress(requests.exceptions.RequestException):  # the end of the test ends the server
+            for _chunk in requests.post(f"{url}/generate", json=body, stream=True, timeout=30).iter_content(64):
+                pass
+
+    threading.Thread(target=stream, daemon=True).start()
+    time.sleep(0.3)
+    assert requests.get(f"{url}/health", timeout=5).status_code == 503
+    result = health(release, state="probe", generations=0)
+    assert result["ready"] and result["busy"]
+
+
+def test_503_without_any_tokens_is_not_ready(start, health):
+    release = start({"health": {"status": 503}})
+    result = health(release, state="probe", generations=0)
+    while result["cause"] and result["phase"] not in ("ready", "serving"):
+        time.sleep(0.2)
+        result = health(release, state="probe", generations=0)
+    assert not result["ready"] and result["cause"]["signature"] == "health_failed"
+
+
+def test_check_mode_judges_once_and_writes_nothing(start, health):
+    release = start({"phases": {"imports": 30}})
+    result = health(release, check=True)
+    assert not result["ready"] and not result.get("failed") and result["elapsed"] < 3
+    assert not (release.path / "run").exists()
+
+
+def test_results_have_the_same_keys_however_it_ends(start, health):
+    nothing = start(None, name="nothing")
+    (nothing.path / "launch.json").unlink()
+    absent = health(nothing, check=True)
+    ready = health(start({}), generations=1)
+    failed = health(start({"generation": {"mode": "empty"}}, name="r2"))
+    extra = {"msg", "failed", "invocation", "exception"}
+    assert set(absent) - extra == set(ready) - extra == set(failed) - extra
+
+
+def test_no_process_at_all_fails_in_a_second(start, health):
+    result = health(start(None))
+    assert signature(result) == "not_running"
+    assert result["elapsed"] < 3
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [({"generations": 0}, "generations"), ({"max_tokens": 1}, "max_tokens"), ({"timeout": 0}, "timeout")],
+)
+def test_a_bad_input_is_named(start, health, args, named):
+    result = health(start(None), **args)
+    assert result["failed"] and result["msg"].startswith(named)

@@ -140,6 +140,11 @@ def sha256(text):
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
+def _digest(path):
+    with open(path, "rb") as handle:
+        return hashlib.sha256(handle.read()).hexdigest()
+
+
 def _walk(root, below=""):
     """Yield (relative path, stat) of the files that make a package, no bytecode; a link counts as what it shows."""
     with os.scandir(os.path.join(root, below)) as entries:
@@ -174,7 +179,7 @@ def in_place(target, origin_files, patched):
         return False
     for path, stat in origin_files.items():
         if path in patched:
-            if path not in here or sha256(read_text(os.path.join(target, path))) != patched[path]:
+            if path not in here or _digest(os.path.join(target, path)) != patched[path]:
                 return False
         elif here.get(path) != stat:
             return False

@@ -164,7 +164,7 @@ def test_a_copy_that_is_not_of_this_engine_is_made_again(change, engine, entries
     elif change == "file":
         (package / "__init__.py").write_text("x = 1\n")
     elif change == "tampered":
-        (engine.site / "sglang" / GUARD).write_text("x = 1\n")
+        (engine.site / "sglang" / GUARD).write_bytes(b"\xff")
     else:
         (engine.site / "sglang" / "__init__.py").unlink()
         (engine.site / ".sglang.partial-1").mkdir()

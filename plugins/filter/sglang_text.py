@@ -1,0 +1,90 @@
+"""Lines of text for an operator, built from the dicts that the modules return."""
+
+from __future__ import annotations
+
+
+def finding_lines(findings):
+    """Return one line for each finding: level, rung/rule, message and way out."""
+    lines = []
+    for item in findings:
+        line = f"{item['level']} [{item['rung']}/{item['rule']}] {item['message']}"
+        if item.get("advice"):
+            line += f" Way out: {item['advice']}."
+        lines.append(line)
+    return lines
+
+
+def benchmark_lines(result):
+    """Return what a benchmark measured, or why it measured nothing.
+
+    :param result: the result of the module sglang_bench, or an empty dict where it was left out.
+    """
+    metrics = (result or {}).get("metrics") or {}
+    if metrics.get("output_tok_s") is None:
+        reason = (result or {}).get("skipped_reason")
+        return [f"nothing was measured: {reason}"] if reason else []
+    return [
+        f"measured: {metrics['output_tok_s']:.1f} output tok/s, "
+        f"TTFT p50 {metrics['ttft_ms_p50']:.1f} ms and p99 {metrics['ttft_ms_p99']:.1f} ms, "
+        f"TPOT p50 {metrics['tpot_ms_p50']:.2f} ms",
+        f"raw figures: {result['result_path']}",
+    ]
+
+
+def _health(probe):
+    if not probe:
+        return "no release is current"
+    if probe["ready"]:
+        return "ready"
+    if probe["busy"]:
+        return "busy, tokens flow"
+    cause = probe.get("cause") or {}
+    return f"not ready, phase {probe['phase']}: {cause.get('message') or probe['last_error']}"
+
+
+def _lock(holder):
+    if not holder:
+        return "free"
+    run = holder["run"]
+    return f"held by {run.get('user')} on {run.get('controller')} since {holder['since']} for {holder.get('variant') or 'no variant'}"
+
+
+def status_lines(info, probe, processes, endpoint):
+    """Return the status of a host.
+
+    :param info: ``info`` of sglang_release.
+    :param probe: result of sglang_health as a probe; empty where no release is current.
+    :param processes: result of sglang_process_info; empty where no release is current.
+    :param endpoint: address of the inventory, shown where no release is current.
+    """
+    current = info["current"] or {}
+    previous = info["previous"] or {}
+    lines = [
+        f"release: {current.get('id', 'none is current')}",
+        f"variant: {current.get('variant', 'none')}",
+        f"state: {current.get('state', 'none')}",
+        f"health: {_health(probe)}",
+        f"endpoint: {(probe.get('endpoint') or {}).get('url') or endpoint}",
+        f"lock: {_lock(info['lock'])}",
+        f"rollback goes to: {previous.get('id', 'nothing, no other release is promoted')}",
+    ]
+    lines += [f"drift: {text}" for text in processes.get("drift", [])]
+    lines += [f"problem: {text}" for text in info["problems"]]
+    lines.append("releases, the newest first:" if info["releases"] else "releases: none")
+    for item in info["releases"]:
+        mark = "*" if item["current"] else "-"
+        reason = " ".join((item["reason"] or "").split())
+        lines.append(f"{mark} {item['id']} {item['state']}" + (f": {reason[:160]}" if reason else ""))
+    return lines
+
+
+class FilterModule:
+    """The filters by name."""
+
+    def filters(self):
+        """Return the table that Ansible reads."""
+        return {
+            "sglang_finding_lines": finding_lines,
+            "sglang_benchmark_lines": benchmark_lines,
+            "sglang_status_lines": status_lines,
+        }

@@ -27,8 +27,9 @@ CACHE = ROOT / ".cache/pythons"
 LOCK = ROOT / "requirements/unit.lock"
 LIBRARY = ROOT / "library"
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
-# Building environments takes a minute and is done by `make unit`; the module itself is exercised all the same.
-SLOW = ("tests/unit/engine/test_engine_build.py",)
+# Building environments and waiting for processes takes minutes and is done by `make unit`; the modules are shipped and
+# imported all the same.
+SLOW = ("tests/unit/engine/test_engine_build.py", "tests/unit/server/test_service.py")
 MODULES = sorted(path.stem for path in LIBRARY.glob("*.py"))
 IMPORT_EVERYTHING = """
 import importlib, pathlib, sys

@@ -70,7 +70,7 @@ findings:
   returned: always
   type: list
   elements: dict
-path:
+record:
   description: The file, the earlier one where this start was on record already; null where nothing could be asked.
   returned: always
   type: str
@@ -130,7 +130,7 @@ def main():
     params = module.params
 
     def result(findings, path):
-        return {"findings": findings, "path": path, "elapsed": round(time.monotonic() - begin, 3)}
+        return {"findings": findings, "record": path, "elapsed": round(time.monotonic() - begin, 3)}
 
     problem = need_requests(params["python"])
     if problem:

@@ -103,7 +103,11 @@ def unread(variant, _patches, context):
     for name, releases in READ_BY.items():
         if name in variant["env"] and not matches(context.engine, releases):
             seen = f"{variant['env'][name]!r} from {variant['origins'].get('env.' + name, 'unknown')}"
-            yield f"env.{name} has no effect in SGLang {context.engine}", seen, f"it is read by {releases}"
+            yield (
+                f"env.{name} has no effect in SGLang {context.engine}",
+                seen,
+                f"declare an engine {releases}, or leave it out",
+            )
 
 
 def refused_by_flashinfer(context):
@@ -147,7 +151,7 @@ def experimental(_variant, patches, context):
     for entry in patches:
         family = family_of(entry, version_of(entry, context) or "0")
         if entry.get("experimental") and family and not family.get("upstream") and context.cuda:
-            seen = " ".join(entry.get("evidence") or [])
+            seen = " ".join(entry.get("evidence") or []).rstrip(".")
             yield f"patch {entry['name']} is experimental", seen, "check known answers and what is really active"
 
 

@@ -184,7 +184,7 @@ pid:
   returned: always
   type: int
 log_tail:
-  description: Last lines of the log.
+  description: Last lines of the log, each cut to 300 characters.
   returned: always
   type: list
   elements: str
@@ -245,7 +245,7 @@ def result_of(watch, found, log_lines):
         "generations": watch.generations,
         "served_model": watch.served_model,
         "pid": watch.processes.pid,
-        "log_tail": watch.log.tail[-log_lines:] if log_lines else [],
+        "log_tail": [line[:300] for line in watch.log.tail[-log_lines:]] if log_lines else [],
     }
 
 

@@ -56,12 +56,17 @@ class Processes:
         self._scanned = now
         found = sglang_proc.scan(self.release, self._proc)
         self._items = [item for item in found if sglang_proc.alive(item["state"])]
-        for item in found:
-            # A zombie counts: it is a worker that died before it was ever seen alive.
-            if item["role"] in sglang_proc.WORKER_ROLES and (item in self._items or item["ppid"] == self.pid):
-                self.workers.setdefault((item["pid"], item["start"]), item)
         if self.pid is None:
             self.pid = next((item["pid"] for item in self._items if item["role"] == "server"), None)
+        server = next((item for item in found if item["pid"] == self.pid), None)
+        if server is None:
+            return
+        for item in found:
+            # An orphan of an earlier start of the same release is no worker of this one. A zombie may be one: a worker
+            # that died before it was ever seen alive.
+            related = item["ppid"] == server["pid"] or item["pgid"] == server["pgid"]
+            if item["role"] in sglang_proc.WORKER_ROLES and related and item["start"] >= server["start"]:
+                self.workers.setdefault((item["pid"], item["start"]), item)
 
     def _living(self, pid, start):
         found = state_of(pid, self._proc)

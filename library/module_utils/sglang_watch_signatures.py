@@ -143,7 +143,7 @@ OBSERVED = {
         "advice": "start from the first error of the log",
     },
     "died_silently": {
-        "message": "The process died and the log has no error.",
+        "message": "The server process died and the log does not say why.",
         "advice": "look in the kernel log for the OOM killer, and for whoever may have sent SIGKILL",
     },
     "worker_died": {

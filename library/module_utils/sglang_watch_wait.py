@@ -172,7 +172,7 @@ class Watch:
             # The log only shows what followed; the processes may know more.
             if self.processes.oom_killed():
                 found = cause("oom_killed", self.log.phase, dead[1] if dead else "", ranks=ranks)
-            elif dead and (found is None or dead[0] == "worker_died"):
+            elif dead and (found is None or found["signature"] == "peer_lost" or dead[0] == "worker_died"):
                 found = cause(dead[0], self.log.phase, dead[1], found["first_error"] if found else "", ranks)
         if found is None:
             found = cause("unknown", self.log.phase, self.log.fatal or "", self.log.fatal or "", ranks)

@@ -21,7 +21,7 @@ options:
     description: What the engine is. The same dict goes to M(sglang_release).
     type: dict
     required: true
-    options:
+    suboptions:
       mode:
         description: V(build) from a lock file, or V(adopt) an interpreter that is there.
         type: str

@@ -21,7 +21,7 @@ options:
     description: Which model. The same dict goes to M(sglang_release).
     type: dict
     required: true
-    options:
+    suboptions:
       source:
         description: V(existing) files are checked, a V(generate) model is made.
         type: str
@@ -35,7 +35,7 @@ options:
         description: Parameters of a generated model.
         type: dict
         default: {}
-        options:
+        suboptions:
           seed:
             description: Seed of the weights and of the order of words that the model answers in.
             type: int

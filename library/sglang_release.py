@@ -21,10 +21,10 @@ options:
       - C(created) makes the directory of a release; C(built) lists and hashes its files and seals it.
       - C(active) moves the link; C(promoted), C(rejected) and C(retired) record a verdict.
       - C(target) takes the lock and resolves the release that a rollback goes to.
-      - C(pruned) deletes old and unfinished releases; C(unlocked) gives the lock back; C(info) reports.
+      - C(pruned) deletes old and unfinished releases; C(unlocked) gives the lock back; C(reported) reads.
     type: str
     required: true
-    choices: [compared, locked, created, built, active, promoted, rejected, retired, target, pruned, unlocked, info]
+    choices: [compared, locked, created, built, active, promoted, rejected, retired, target, pruned, unlocked, reported]
   root:
     description: Directory of the deployment on the host, an absolute path. It is made where a state writes.
     type: path
@@ -52,7 +52,7 @@ options:
     type: dict
     default: {}
   run:
-    description: The run, as the action sglang_variant or sglang_run returns it. Needed by every state but C(info).
+    description: The run, as the action sglang_variant or sglang_run returns it. Needed by every state but C(reported).
     type: dict
     default: {}
   break_lock:
@@ -114,7 +114,7 @@ EXAMPLES = r"""
 
 - name: Show what is there
   sglang_release:
-    state: info
+    state: reported
     root: /opt/sglang
 """
 
@@ -147,7 +147,7 @@ plan:
     unfinished: []
     problems: []
 info:
-  description: For C(info); otherwise null.
+  description: For C(reported); otherwise null.
   returned: always
   type: dict
   contains:
@@ -257,7 +257,7 @@ def main():
     state = params["state"]
     if not os.path.isabs(params["root"]):
         module.fail_json(msg=f"root: {params['root']!r} is not an absolute path.")
-    if state != "info" and not params["run"].get("id"):
+    if state != "reported" and not params["run"].get("id"):
         module.fail_json(msg=f"run: state={state} needs the run that the action sglang_variant or sglang_run returns.")
     if state in NEEDS_RELEASE and not params["release"]:
         module.fail_json(msg=f"release: state={state} needs the id of a release.")

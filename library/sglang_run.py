@@ -53,7 +53,9 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 def main():
     """Refuse to run as a module: the process to name is on the controller."""
     module = AnsibleModule(argument_spec={}, supports_check_mode=True)
-    module.fail_json(msg="sglang_run is an action: it needs plugins/action on action_plugins (ansible.cfg of the project)")
+    module.fail_json(
+        msg="sglang_run is an action: it needs plugins/action on action_plugins (ansible.cfg of the project)"
+    )
 
 
 if __name__ == "__main__":

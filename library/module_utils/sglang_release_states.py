@@ -90,7 +90,7 @@ def _load(params, check):
         if not check:
             raise ReleaseError(
                 f"release: {release} does not exist below {store.releases_directory(root)} or has no manifest.json. "
-                "Way out: take an id that state=info lists."
+                "Way out: take an id that state=reported lists."
             ) from None
     _, variant, text = store.parse_id(release)
     return {
@@ -154,7 +154,7 @@ def activate(params, check):
     if not check and not store.complete(manifest):
         raise ReleaseError(
             f"release: {release} was never finished and cannot serve. Way out: deploy its variant again, or take a "
-            "complete release that state=info lists."
+            "complete release that state=reported lists."
         )
     before = current_of(root, []) if os.path.islink(os.path.join(root, "current")) else store.read_current(root)
     moved = before != release
@@ -267,7 +267,7 @@ STATES = {
     "retired": (retire, True),
     "pruned": (prune, True),
     "unlocked": (unlock, False),
-    "info": (info, False),
+    "reported": (info, False),
 }
 
 

@@ -83,7 +83,7 @@ def parse_id(release):
     if not match:
         raise ReleaseError(
             f"release: {release!r} is no release id. Rule: <UTC time>-<variant>-<12 hex digits>, for example "
-            "20260131T030000Z-baseline-0123456789ab, and never a path. Way out: take an id that state=info lists."
+            "20260131T030000Z-baseline-0123456789ab, and never a path. Way out: take an id that state=reported lists."
         )
     return match.groups()
 

@@ -171,7 +171,7 @@ def test_second_deploy_is_refused_by_the_module(host):
     dry = host.ok("compared", check=True, variant="fewchan", run=make_run("run-2"))
     assert any("is held by run run-1" in str(text) for text in dry["warnings"])
     host.ok("unlocked", run=make_run("run-2"))
-    assert host.ok("info")["info"]["lock"]["run"]["id"] == "run-1"
+    assert host.ok("reported")["info"]["lock"]["run"]["id"] == "run-1"
 
 
 def test_take_over_is_in_the_ledger(host):
@@ -179,7 +179,7 @@ def test_take_over_is_in_the_ledger(host):
     put(host.path("").parent, make_run("dead", pid=dead_process()))
     result = host.ok("compared", variant="baseline")
     assert any("took the lock over from run dead" in str(text) for text in result["warnings"])
-    events = host.ok("info")["info"]["ledger"]
+    events = host.ok("reported")["info"]["ledger"]
     assert [item["event"] for item in events[-2:]] == ["lock_taken_over", "compared"]
 
 
@@ -187,4 +187,4 @@ def test_a_state_without_a_held_lock_holds_it_only_for_itself(host):
     release = host.build()
     host.ok("unlocked")
     host.ok("active", release=release)
-    assert host.ok("info")["info"]["lock"] is None
+    assert host.ok("reported")["info"]["lock"] is None

@@ -22,7 +22,7 @@ def test_first_plan_names_what_is_missing_and_takes_the_lock(host):
     assert re.fullmatch(r"\d{8}T\d{6}Z-baseline-[0-9a-f]{12}", plan["release"]["id"])
     assert plan["release"]["path"] == str(host.path(plan["release"]["id"]))
     assert "the engine is not there: no such file" in plan["reasons"]
-    assert host.ok("info")["info"]["lock"]["run"]["id"] == "run-1"
+    assert host.ok("reported")["info"]["lock"]["run"]["id"] == "run-1"
 
 
 def test_second_deploy_of_the_same_inputs_is_in_sync_and_writes_no_manifest(host):
@@ -101,7 +101,7 @@ def test_switch_and_back(host):
     host.ok("active", release=first)
     host.ok("promoted", release=first)
     host.ok("retired", release=second, reason="slower")
-    states = {item["id"]: item["state"] for item in host.ok("info")["info"]["releases"]}
+    states = {item["id"]: item["state"] for item in host.ok("reported")["info"]["releases"]}
     assert states == {first: "promoted", second: "retired"}
     refused = host.call("target")
     assert refused["failed"] and second in refused["msg"] and "nothing to roll back to" in refused["msg"]
@@ -142,9 +142,9 @@ def test_target_refusals_name_the_candidates(host):
 
 def test_failed_compare_and_target_give_a_fresh_lock_back(host):
     assert host.call("target")["failed"]
-    assert host.ok("info")["info"]["lock"] is None
+    assert host.ok("reported")["info"]["lock"] is None
     assert host.call("compared", variant="a/b")["failed"]
-    assert host.ok("info")["info"]["lock"] is None
+    assert host.ok("reported")["info"]["lock"] is None
 
 
 def test_unfinished_release_cannot_serve(host):
@@ -204,7 +204,7 @@ def test_check_mode_writes_nothing_and_has_the_same_keys(host):
 
     release = host.ok("compared", check=True, variant="baseline")["plan"]["release"]["id"]
     assert not os.path.exists(host.root)
-    keys = set(host.ok("info"))
+    keys = set(host.ok("reported"))
     for state in ("created", "built", "active", "promoted", "retired", "rejected", "pruned", "unlocked", "locked"):
         result = host.ok(state, check=True, release=release)
         assert set(result) == keys, state
@@ -261,7 +261,7 @@ def test_torn_manifest_is_named_and_not_used(host):
     (host.path(first) / "manifest.json").write_text('{"schema": 1, "id"')
     (host.path(second) / "manifest.json").write_text(json.dumps({"schema": 9, "id": second}))
     (host.path("junk")).mkdir()
-    problems = host.ok("info")["info"]["problems"]
+    problems = host.ok("reported")["info"]["problems"]
     assert len(problems) == 4
     assert any(first in text and "torn" in text for text in problems)
     assert any("schema 1" in text for text in problems) and any("junk" in text for text in problems)
@@ -272,7 +272,7 @@ def test_torn_manifest_is_named_and_not_used(host):
 def test_link_that_is_none_of_ours(host):
     release = host.build()
     os.symlink("/etc", os.path.join(host.root, "current"))
-    assert any("no release" in text for text in host.ok("info")["info"]["problems"])
+    assert any("no release" in text for text in host.ok("reported")["info"]["problems"])
     host.ok("active", release=release)
     os.unlink(os.path.join(host.root, "current"))
     os.mkdir(os.path.join(host.root, "current"))
@@ -284,7 +284,7 @@ def test_link_that_is_none_of_ours(host):
     [
         ({"state": "compared", "run": {}}, "run"),
         ({"state": "active"}, "release"),
-        ({"state": "info", "root": "relative"}, "root"),
+        ({"state": "reported", "root": "relative"}, "root"),
         ({"state": "pruned", "keep": 0}, "keep"),
         ({"state": "created", "release": "x"}, "release"),
         ({"state": "compared", "variant": ""}, "variant"),

@@ -51,9 +51,11 @@ options:
     type: str
 attributes:
   check_mode:
+    description: What the module does where nothing may be changed.
     support: full
     details: Judges, and writes nothing.
   diff_mode:
+    description: Whether it shows the difference that it makes.
     support: none
 """
 

@@ -103,9 +103,11 @@ options:
     default: 40
 attributes:
   check_mode:
+    description: What the module does where nothing may be changed.
     support: full
     details: Judges once as O(state=probe) does, waits for nothing and writes nothing.
   diff_mode:
+    description: Whether it shows the difference that it makes.
     support: none
 """
 
@@ -167,7 +169,7 @@ endpoint:
 cause:
   description:
     - Why it is not ready, C({signature, phase, message, advice, detail, first_error, ranks}). Null when it is.
-    - RV(cause.ranks) lists the tensor-parallel ranks that reported the failure.
+    - The C(ranks) are the tensor-parallel ranks that reported the failure.
   returned: always
   type: dict
 generations:
@@ -293,7 +295,7 @@ def main():
             request_timeout=dict(type="float", default=30),
             generation_timeout=dict(type="float", default=120),
             generations=dict(type="int", default=3),
-            max_tokens=dict(type="int", default=8),
+            max_tokens=dict(type="int", default=8, no_log=False),
             min_distinct=dict(type="int", default=2),
             python=dict(type="path"),
             api_key=dict(type="str", no_log=True),

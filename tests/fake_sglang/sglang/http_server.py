@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = state.script["health"]
         since = time.monotonic() - state.ready_at
         end = float("inf") if fault["seconds"] is None else fault["from"] + fault["seconds"]
-        if fault["status"] and fault["from"] <= since < end:
+        if fault["status"] and fault["from"] <= since < end and (state.running or not fault["busy"]):
             return fault["status"]
         if state.dead.is_set():
             time.sleep(state.script["health_dead_seconds"])

@@ -18,7 +18,7 @@ DEFAULTS = {
     "hang": None,
     "die": None,
     "generation": {"mode": "answer", "after": 0, "text": None},
-    "health": {"status": None, "from": 0, "seconds": None},
+    "health": {"status": None, "from": 0, "seconds": None, "busy": False},
     "health_seconds": 0.1,
     "health_dead_seconds": 20.0,
     "token_seconds": 0.004,

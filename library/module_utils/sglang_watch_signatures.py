@@ -162,6 +162,10 @@ OBSERVED = {
         "message": "The whole time limit passed before the server was ready.",
         "advice": "raise the timeout where the phases kept moving",
     },
+    "abandoned": {
+        "message": "Nobody waits for this server any more: the controller is gone.",
+        "advice": "deploy again, which takes up the server as it is then",
+    },
     "foreign_listener": {
         "message": "The port is served by a process that is not of this release.",
         "advice": "stop that process or choose another port",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 import typing
 import urllib.parse
 
 from ansible.module_utils import sglang_watch, sglang_watch_processes
 from ansible.module_utils.sglang_client import Call, ClientError
+from ansible.module_utils.sglang_watch_progress import Progress
 from ansible.module_utils.sglang_watch_signatures import cause, classify, match
 
 INTERVAL = 0.05
@@ -17,7 +16,6 @@ HEALTH_INTERVAL = 0.4
 # After a fatal line or a death: time for the other ranks and the logger to say the rest.
 SETTLE = 0.5
 QUIET = 0.2
-REPORT_INTERVAL = 1.0
 PROMPTS = ("The capital of France is", "One, two, three, four,", "Water boils at a temperature of")
 
 
@@ -66,31 +64,6 @@ class Options(typing.NamedTuple):
     """Different tokens (words) that an answer must have."""
 
 
-class Progress:
-    """The file ``run/progress.json`` of a release, for readers in another shell; replaced as a whole."""
-
-    def __init__(self, release, enabled=True):
-        self.path = os.path.join(release, "run", "progress.json")
-        self._enabled = enabled
-        self._written = None
-
-    def write(self, data, force=False):
-        """Write it, at most once in REPORT_INTERVAL seconds unless forced."""
-        now = time.monotonic()
-        if not self._enabled or (not force and self._written and now - self._written < REPORT_INTERVAL):
-            return
-        self._written = now
-        data = dict(data, schema=1, updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-        try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with open(self.path + ".new", "w", encoding="utf-8") as handle:
-                json.dump(data, handle, indent=1)
-            os.replace(self.path + ".new", self.path)
-        except OSError:
-            # A full disk must not end the watch that is there to report it.
-            self._enabled = False
-
-
 class Watch:
     """One server from its start to its first answers.
 
@@ -100,9 +73,10 @@ class Watch:
     :param options: :class:`Options`.
     :param pid: the server's pid where it is known.
     :param progress: :class:`Progress`, or None to write nothing.
+    :param abandoned: function that returns whether nobody waits for the answer any more.
     """
 
-    def __init__(self, release, launch, client, options, pid=None, progress=None):
+    def __init__(self, release, launch, client, options, pid=None, progress=None, abandoned=lambda: False):
         self.release, self.launch, self.client, self.options = release, launch, client, options
         self.begin = time.monotonic()
         self.log = sglang_watch.StartLog()
@@ -118,6 +92,8 @@ class Watch:
         self.served_model = None
         self.busy = False
         self.proven = False
+        self._abandoned = abandoned
+        self._whole = False
 
     @property
     def elapsed(self):
@@ -130,16 +106,19 @@ class Watch:
         :raises NotReadyError: it crashed, stalled, does not answer or answers nonsense, or the time limit passed.
         """
         lanes = [self._health_lane(), self._generation_lane()]
+        self.look()
+        self._whole = self.log.phase in ("spawned", "imports")
         while lanes:
             self.look()
             lanes = [lane for lane in lanes if next(lane, "over") != "over"]
             self._limits()
-            self._report("waiting")
+            if self.progress.due():
+                self._report("waiting")
             time.sleep(INTERVAL)
         self.look()
         self.log.enter("serving")
         self.last_error = ""
-        self._report("ready", force=True)
+        self._report("ready")
 
     def look(self):
         """Read the log and check the processes; raise NotReadyError on a crash."""
@@ -193,31 +172,30 @@ class Watch:
         if compilers:
             # A kernel that is being compiled says nothing for minutes.
             self.log.moved = time.monotonic()
-            self.last_error = f"{', '.join(compilers)} still compile(s) below the server"
+            self.last_error = f"{', '.join(compilers)} at work below the server"
             return
         hang = phase in ("distributed", "graph") and self.log.nccl_seen
         detail = f"silent for {silent:.0f} s in phase {phase}, limit {self.options.silence[phase]} s"
         raise NotReadyError(cause("p2p_hang" if hang else "stalled", phase, detail))
 
-    def _report(self, state, force=False):
-        bar = self.log.progress() or {}
+    def _report(self, state):
+        if state == "waiting" and self._abandoned():
+            raise NotReadyError(cause("abandoned", self.log.phase, self.last_error))
+        compilers = self.processes.compiling()
         self.progress.write(
-            dict(
-                {key: bar.get(key) for key in ("done", "total", "percent", "rate", "estimate")},
-                state=state,
-                release=os.path.basename(self.release),
-                phase=self.log.phase,
-                elapsed=round(self.elapsed, 1),
-                pid=self.processes.pid,
-                message=self.last_error,
-            ),
-            force,
+            state,
+            self.log,
+            self.elapsed,
+            whole=self._whole and state == "ready",
+            pid=self.processes.pid,
+            message=self.last_error,
+            note=f"{', '.join(compilers)} at work" if compilers else "",
         )
 
     def failed(self, found):
         """Leave the failure in the progress file."""
         self.last_error = self.last_error or found["detail"]
-        self._report("failed", force=True)
+        self._report("failed")
 
     # ---- the endpoint ------------------------------------------------------------------------------------------
 

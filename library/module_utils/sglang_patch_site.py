@@ -83,12 +83,21 @@ def locate(python, packages, env, chdir, site):
     :returns: ``{package: {origin: path, kind: wheel | editable | copy, version: str} | None}``, None = not importable.
     :raises SiteError: two candidates for a package, no version, or the interpreter fails.
     """
+    answers = ask(python, packages, env, chdir, site)
+    return {package: _origin(package, answer, python) for package, answer in answers.items()}
+
+
+def ask(python, packages, env, chdir, site):
+    """Return what :func:`locate` judges: ``{package: {candidates: [path], distributions: [{version, parent,
+    editable}]}}``.
+
+    :raises SiteError: the interpreter fails.
+    """
     output = run_engine(python, _PROBE, [site, json.dumps(packages)], env, chdir)
     lines = [line for line in output.splitlines() if line.startswith("SGLANG_PATCH ")]
     if not lines:
         raise SiteError(f"python {python} gave no answer to where {', '.join(packages)} comes from: {output[-500:]!r}")
-    answers = json.loads(lines[-1].split(" ", 1)[1])
-    return {package: _origin(package, answer, python) for package, answer in answers.items()}
+    return json.loads(lines[-1].split(" ", 1)[1])
 
 
 def _origin(package, answer, python):

@@ -12,6 +12,7 @@ short_description: Check a host before an SGLang release is built on it
 description:
   - Reads, and changes nothing. Each check gives findings; those of level C(error) make the verdict negative.
   - On a host whose device is V(cpu) the GPU checks are reported as not exercised.
+  - The rules are described in C(docs/prechecks.md).
 version_added: "1.0.0"
 author: the sglang deploy authors
 options:
@@ -44,6 +45,33 @@ options:
     description: Number of GPUs that must answer. V(0) wants at least one.
     type: int
     default: 0
+  compute_capability:
+    description: Compute capability that the inventory declares for the GPUs, such as V(12.0). Empty compares nothing.
+    type: str
+    default: ""
+  args:
+    description: Flags of the variant without their dashes. They tell which ports SGLang takes besides O(port).
+    type: dict
+    default: {}
+  env:
+    description: Environment of the service, in which the engine's interpreter is asked.
+    type: dict
+    default: {}
+  patches:
+    description: The variant's patches as full entries, as M(sglang_patch) takes them. They are judged, not applied.
+    type: list
+    elements: dict
+    default: []
+  allow_experimental:
+    description: Whether patches marked experimental may be applied.
+    type: bool
+    default: false
+  model_sha256:
+    description:
+      - SHA-256 of model files by name. Each file named here is read in full, about one second for each GB, so give it
+        to a check that may take that long.
+    type: dict
+    default: {}
   python_range:
     description: Versions that the interpreter may have.
     type: str
@@ -123,9 +151,14 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_findings import errors, summary
+from ansible.module_utils.sglang_precheck_engine import ENGINE_CHECKS
 from ansible.module_utils.sglang_precheck_gpu import GPU_CHECKS
 from ansible.module_utils.sglang_precheck_host import Host
+from ansible.module_utils.sglang_precheck_kernel import KERNEL_CHECKS
+from ansible.module_utils.sglang_precheck_leftovers import LEFTOVER_CHECKS
 from ansible.module_utils.sglang_prechecks import HOST_CHECKS, run_checks
+
+CHECKS = HOST_CHECKS + ENGINE_CHECKS + GPU_CHECKS + KERNEL_CHECKS + LEFTOVER_CHECKS
 
 
 def main():
@@ -139,6 +172,12 @@ def main():
             "port": {"type": "int", "required": True},
             "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
             "gpu_count": {"type": "int", "default": 0},
+            "compute_capability": {"type": "str", "default": ""},
+            "args": {"type": "dict", "default": {}},
+            "env": {"type": "dict", "default": {}},
+            "patches": {"type": "list", "elements": "dict", "default": []},
+            "allow_experimental": {"type": "bool", "default": False},
+            "model_sha256": {"type": "dict", "default": {}},
             "python_range": {"type": "str", "default": ">=3.10,<3.14"},
             "engine_mb": {"type": "int", "default": 2500},
             "release_mb": {"type": "int", "default": 100},
@@ -148,7 +187,8 @@ def main():
         supports_check_mode=True,
     )
     started = time.monotonic()
-    findings, verdict = run_checks(module.params, Host(module.params["root"]), HOST_CHECKS + GPU_CHECKS)
+    module.params["env"] = {name: str(value) for name, value in module.params["env"].items()}
+    findings, verdict = run_checks(module.params, Host(module.params["root"]), CHECKS)
     result = {
         "changed": False,
         "findings": findings,

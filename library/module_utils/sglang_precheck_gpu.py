@@ -1,4 +1,4 @@
-"""GPUs, their driver, and what stands between them: read from ``nvidia-smi``, ``/sys`` and ``/proc``.
+"""GPUs and their driver, as ``nvidia-smi`` shows them.
 
 The checks have the form that :mod:`sglang_prechecks` describes.
 """
@@ -6,19 +6,17 @@ The checks have the form that :mod:`sglang_prechecks` describes.
 from __future__ import annotations
 
 import re
-import struct
+import xml.etree.ElementTree
 
 from ansible.module_utils.sglang_prechecks import report
 
 QUERY = (
     "index", "name", "uuid", "pci.bus_id", "driver_version", "compute_cap", "memory.total", "memory.used",
-    "persistence_mode", "power.limit", "power.max_limit", "pcie.link.width.current", "pcie.link.width.max",
+    "persistence_mode", "power.limit", "power.min_limit", "power.max_limit", "pstate",
+    "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
 )  # fmt: skip
 # A GPU without a process holds less than this for the driver, MiB.
 IDLE_MIB = 2048
-_ACS_ID = 0x0D
-# Source validation, request redirect, completion redirect: each sends peer-to-peer traffic up to the root.
-_ACS_REDIRECT = 0x01 | 0x04 | 0x08
 
 
 def csv(text):
@@ -47,7 +45,8 @@ def query(host):
 def gpus(wanted, host):
     """The expected GPUs answer, are alike, and are free."""
     if wanted["device"] == "cpu":
-        return [report("gpu", "info", "GPU checks are not exercised: the host is declared cpu")]
+        message = "GPU checks are not exercised: the host is declared cpu"
+        return [report("gpu", "info", message, "", "set sglang_device to cuda on a host with GPUs")]
     found, status, text = query(host)
     if status == 127:
         return [
@@ -102,6 +101,12 @@ def gpus(wanted, host):
                 "choose alike ones with CUDA_VISIBLE_DEVICES",
             )
         )
+    if found:
+        drivers = ", ".join(sorted({gpu["driver_version"] for gpu in found}))
+        advice = "compare measurements only at the same cards and driver"
+        result.append(
+            report("gpu", "info", f"{len(found)} GPUs answer", f"{'; '.join(kinds)}; driver {drivers}", advice)
+        )
     return result + _in_use(found, host) + _slow(found)
 
 
@@ -154,6 +159,19 @@ def _slow(found):
                     "reseat the card or its riser",
                 )
             )
+        speed, fastest = number(gpu["pcie.link.gen.current"]), number(gpu["pcie.link.gen.max"])
+        if speed is not None and fastest is not None and speed < fastest:
+            # An idle card lowers its link and raises it under load.
+            idle = gpu["pstate"] not in ("P0", "P1", "P2")
+            result.append(
+                report(
+                    "gpu-pcie-gen",
+                    "info" if idle else "warning",
+                    f"{here} runs PCIe generation {speed:.0f} of {fastest:.0f}",
+                    f"{gpu['pci.bus_id']}, {gpu['pstate']}",
+                    "look again under load" if idle else "set the slot's speed in the firmware; check riser and cable",
+                )
+            )
         limit, most = number(gpu["power.limit"]), number(gpu["power.max_limit"])
         if limit is not None and most is not None and limit < most:
             result.append(
@@ -161,7 +179,7 @@ def _slow(found):
                     "gpu-power",
                     "info",
                     f"{here} is limited to {limit:.0f} of {most:.0f} W",
-                    "",
+                    f"range {gpu['power.min_limit']} to {gpu['power.max_limit']} W",
                     "compare measurements only at the same limit",
                 )
             )
@@ -179,23 +197,40 @@ def _slow(found):
     return result
 
 
-def xid(wanted, host):
-    """The kernel has logged no GPU error since the boot."""
-    if wanted["device"] == "cpu":
+def capability(wanted, host):
+    """The GPUs have the compute capability that the inventory declares and that lint relied on."""
+    declared = wanted["compute_capability"]
+    if wanted["device"] == "cpu" or not declared:
         return []
-    status, out, err = host.run(["dmesg"])
+    other = [f"GPU {gpu['index']} has {gpu['compute_cap']}" for gpu in query(host)[0] if gpu["compute_cap"] != declared]
+    if not other:
+        return []
+    message = f"the inventory declares compute capability {declared}, and the GPUs have another"
+    return [report("gpu-capability", "error", message, ", ".join(other), "correct sglang_compute_capability")]
+
+
+def bar1(wanted, host):
+    """The whole memory of each GPU can be reached over PCIe."""
+    if wanted["device"] == "cpu" or not query(host)[0]:
+        return []
+    status, out, _err = host.run(["nvidia-smi", "-q", "-x", "-d", "MEMORY"])
     if status:
-        return [report("gpu-xid", "info", "the kernel log cannot be read, so Xid errors are not excluded", err.strip())]
-    lines = [line.strip() for line in out.splitlines() if re.search(r"NVRM: Xid", line)]
-    if not lines:
+        return []
+    small = []
+    for gpu in xml.etree.ElementTree.fromstring(out).iter("gpu"):
+        window = number((gpu.findtext("bar1_memory_usage/total") or "").split(" ")[0])
+        memory = number((gpu.findtext("fb_memory_usage/total") or "").split(" ")[0])
+        if window is not None and memory is not None and window < memory:
+            small.append(f"{gpu.get('id')} {window:.0f} MiB of {memory:.0f} MiB")
+    if not small:
         return []
     return [
         report(
-            "gpu-xid",
+            "gpu-bar1",
             "warning",
-            f"the kernel log has {len(lines)} Xid errors since the boot",
-            lines[-1],
-            "look the number up; measurements of this boot are suspect",
+            "the PCIe window (BAR1) of some GPUs is smaller than their memory, so peers reach a part of it",
+            ", ".join(small),
+            "switch above-4G decoding and resizable BAR on in the firmware",
         )
     ]
 
@@ -227,96 +262,4 @@ def peer_to_peer(wanted, host):
     ]
 
 
-def sysfs_name(bus_id):
-    """Return the name in ``/sys/bus/pci/devices`` of a bus id of nvidia-smi, which has eight digits of domain."""
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", bus_id.lower())
-
-
-def acs_control(config):
-    """Return the ACS control register of a PCI configuration space, None without ACS or or unreadable."""
-    offset, seen = 0x100, set()
-    while len(config or b"") >= offset + 4 and offset >= 0x100 and offset not in seen:
-        seen.add(offset)
-        header = struct.unpack_from("<I", config, offset)[0]
-        if header & 0xFFFF == _ACS_ID and len(config) >= offset + 8:
-            return struct.unpack_from("<H", config, offset + 6)[0]
-        offset = header >> 20
-    return None
-
-
-def pci_path(wanted, host):
-    """Nothing on the way between the GPUs redirects their traffic: with IOMMU and ACS both on, all-reduce hangs."""
-    if wanted["device"] == "cpu":
-        return []
-    translated, redirected = [], set()
-    for gpu in query(host)[0]:
-        device = f"/sys/bus/pci/devices/{sysfs_name(gpu['pci.bus_id'])}"
-        kind = (host.read(f"{device}/iommu_group/type") or "").strip()
-        if kind.startswith("DMA"):
-            translated.append(f"GPU {gpu['index']} {kind}")
-        for bridge in re.findall(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", host.realpath(device))[:-1]:
-            control = acs_control(host.read(f"/sys/bus/pci/devices/{bridge}/config", binary=True))
-            if control is not None and control & _ACS_REDIRECT:
-                redirected.add(f"{bridge} {control:#06x}")
-    found = []
-    if translated:
-        found.append(
-            report(
-                "iommu",
-                "warning",
-                "the IOMMU translates the GPUs' addresses",
-                "; ".join(translated),
-                "boot with iommu=pt or iommu=off; with ACS redirect as well, peer-to-peer hangs",
-            )
-        )
-    if redirected:
-        found.append(
-            report(
-                "acs",
-                "warning",
-                "ACS redirects peer-to-peer traffic on the GPUs' path",
-                ", ".join(sorted(redirected)),
-                "switch ACS off on root ports and switch ports, in the firmware or with setpci",
-            )
-        )
-    return found
-
-
-def kernel_modules(wanted, host):
-    """The driver's module parameters suit peer-to-peer."""
-    value = host.read("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm") if wanted["device"] == "cuda" else None
-    if value is None or value.strip() in ("Y", "1"):
-        return []
-    return [
-        report(
-            "uvm-hmm",
-            "warning",
-            "nvidia_uvm runs with heterogeneous memory management",
-            f"uvm_disable_hmm={value.strip()}",
-            "set options nvidia_uvm uvm_disable_hmm=1 and reload the module if peer-to-peer locks up",
-        )
-    ]
-
-
-def nccl_leftovers(wanted, host):
-    """No file gives NCCL settings that no variant knows of."""
-    account = host.account(wanted["user"]) if wanted["user"] else None
-    home = account.pw_dir if account else host.environ.get("HOME", "/root")
-    found = []
-    for path in ("/etc/nccl.conf", f"{home}/.nccl.conf"):
-        lines = [line.strip() for line in (host.read(path) or "").splitlines()]
-        settings = [line for line in lines if line and not line.startswith("#")]
-        if settings:
-            found.append(
-                report(
-                    "nccl-conf",
-                    "warning",
-                    f"{path} holds NCCL settings that reach every server",
-                    "; ".join(settings),
-                    "remove them, and name what is wanted in a variant",
-                )
-            )
-    return found
-
-
-GPU_CHECKS = (gpus, xid, peer_to_peer, pci_path, kernel_modules, nccl_leftovers)
+GPU_CHECKS = (gpus, capability, bar1, peer_to_peer)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import glob
 import json
+import mmap
 import os
 import pwd
+import re
 import resource
 import subprocess
 import urllib.error
 import urllib.request
 
-from ansible.module_utils import sglang_engine, sglang_model, sglang_proc
+from ansible.module_utils import sglang_engine, sglang_model, sglang_patch_run, sglang_patch_site, sglang_proc
 
 
 class Host:
@@ -59,6 +61,10 @@ class Host:
         """Return a path with all links resolved."""
         return os.path.realpath(path)
 
+    def read_link(self, path):
+        """Return the real path of a file, None where there is none."""
+        return os.path.realpath(path) if os.path.isfile(path) else None
+
     def existing(self, path):
         """Return the nearest ancestor of a path that exists, the path itself included."""
         while not os.path.lexists(path) and path != os.path.dirname(path):
@@ -99,12 +105,60 @@ class Host:
         return sglang_engine.probe(path)
 
     def engine(self, declared):
-        """Return the state of the declared engine."""
-        return sglang_engine.describe(declared)
+        """Return the state of the declared engine; asked once."""
+        if "engine" not in self.cache:
+            self.cache["engine"] = sglang_engine.describe(declared)
+        return self.cache["engine"]
 
-    def model_problems(self, declared, user):
-        """Return what is wrong with existing model files."""
-        return sglang_model.check(declared["path"], user=user)
+    def candidates(self, python, packages, env):
+        """Return ``{package: {candidates: [path], ...}}``, see :func:`sglang_patch_site.ask`; raises its SiteError."""
+        return sglang_patch_site.ask(python, packages, env, None, self.unbuilt_site())
+
+    def python_path(self, python, env):
+        """Return where an interpreter looks for modules, in its order; raises
+        :class:`sglang_patch_site.SiteError`."""
+        script = "import json, sys; print(json.dumps([item for item in sys.path if item]))"
+        output = sglang_patch_site.run_engine(python, script, [], env, "/")
+        return json.loads(output.strip().splitlines()[-1])
+
+    def judge_patches(self, wanted):
+        """Return the results of the patch engine for ``{python, env, entries, engine_version, capabilities,
+        allow_experimental}`` without writing; raises its SiteError or EntryError."""
+        params = {"chdir": None, "state": "present", "site": self.unbuilt_site(), **wanted}
+        return sglang_patch_run.reconcile(params, check_mode=True)["results"]
+
+    def unbuilt_site(self):
+        """Return the place of a release that is still to be built, for questions about the engine as it is."""
+        return os.path.join(self.root, "releases", "unbuilt", "site")
+
+    def library_version(self, path):
+        """Return the version of a libnccl, from its file name or else from the text in it, None where neither says."""
+        match = re.search(r"\.so\.(\d+\.\d+[\d.]*)$", os.path.realpath(path))
+        if match:
+            return match.group(1)
+        try:
+            with open(path, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                found = re.search(rb"NCCL version (\d+\.\d+\.\d+)", content)
+                return found.group(1).decode() if found else None
+        except (OSError, ValueError):
+            return None
+
+    def mapped(self, name):
+        """Return ``{path: [pid]}`` of the files with a name that the workers of this root have mapped."""
+        found = {}
+        for process in sglang_proc.scan(self.root):
+            if process["role"] != "scheduler":
+                continue
+            for line in (self.read(f"/proc/{process['pid']}/maps") or "").splitlines():
+                path = line.split(None, 5)[5] if line.count("/") else ""
+                pids = found.setdefault(path, []) if os.path.basename(path).startswith(name) else []
+                if process["pid"] not in pids:
+                    pids.append(process["pid"])
+        return found
+
+    def model_problems(self, declared, user, digests):
+        """Return what is wrong with existing model files; those named in ``digests`` are read in full."""
+        return sglang_model.check(declared["path"], digests, user)
 
     def listeners(self, port):
         """Return who listens on a port, see :func:`sglang_proc.listeners`."""

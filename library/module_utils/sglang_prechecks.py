@@ -19,6 +19,9 @@ MAX_ROOT = 80
 MB = 1 << 20
 # A CPU engine has about 30,000 files.
 ENGINE_INODES = 40_000
+# SGLang's PortArgs with DP attention: rendezvous at the HTTP port + 233, then up to six ports after it.
+DP_PORT_DELTA = 233
+DP_PORTS = 7
 
 
 def report(rule, level, message, evidence="", advice=""):
@@ -35,7 +38,7 @@ def run_checks(wanted, host, checks):
     for function in checks:
         try:
             findings += function(wanted, host)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
             name = function.__name__.replace("_", "-")
             findings.append(
                 report(
@@ -222,8 +225,29 @@ def url_of(address, port):
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
+def derived_ports(wanted):
+    """Return ``{port: flag or reason}`` that SGLang takes besides the HTTP port, as 0.5.9 to 0.5.23 derive them.
+
+    On one host without DP attention everything else is a UNIX socket or a port that SGLang finds free by itself.
+    """
+    args = wanted["args"]
+    found = {}
+    if args.get("nccl-port"):
+        found[int(args["nccl-port"])] = "nccl-port"
+    match = re.search(r":(\d+)$", str(args.get("dist-init-addr") or ""))
+    base = int(match.group(1)) if match else None
+    if base:
+        found[base] = "dist-init-addr"
+    if str(args.get("enable-dp-attention")).lower() == "true":
+        if base is None:
+            base = wanted["port"] + DP_PORT_DELTA
+            base = base if base <= 65535 else wanted["port"] - DP_PORT_DELTA
+        found.update({base + offset: "enable-dp-attention" for offset in range(DP_PORTS) if base + offset <= 65535})
+    return found
+
+
 def port(wanted, host):
-    """The HTTP port is free, or held by a release of this root."""
+    """The HTTP port is free, or held by a release of this root; so are the ports that SGLang derives."""
     number = wanted["port"]
     if not 1 <= number <= 65535:
         return [
@@ -231,9 +255,10 @@ def port(wanted, host):
                 "port", "error", f"sglang_server_port must be from 1 to 65535, not {number}", "", "give another port"
             )
         ]
-    holders = [item for item in host.listeners(number) if not host.is_ours(item["pid"])]
     found = []
-    for item in holders:
+    for item in host.listeners(number):
+        if host.is_ours(item["pid"]):
+            continue
         models = host.served_models(url_of(item["address"], number))
         who = describe(item) + (f", serves {', '.join(models)}" if models else "")
         # Another SGLang there would answer the new server's warm-up: that one prints its ready line and dies.
@@ -246,6 +271,18 @@ def port(wanted, host):
                 "stop it, or give another sglang_server_port",
             )
         )
+    for other, reason in sorted(derived_ports(wanted).items()):
+        found += [
+            report(
+                "port-derived",
+                "error",
+                f"port {other}, which {reason} makes SGLang use besides {number}, is taken by another program",
+                describe(item),
+                "stop it, or give another sglang_server_port or another value of the flag",
+            )
+            for item in host.listeners(other)
+            if not host.is_ours(item["pid"])
+        ]
     return found
 
 
@@ -263,7 +300,7 @@ def model_files(wanted, host):
             problem,
             "copy the file again from where the model came from, or correct model_files_path",
         )
-        for problem in host.model_problems(declared, user)
+        for problem in host.model_problems(declared, user, wanted["model_sha256"])
     ]
 
 

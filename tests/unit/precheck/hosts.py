@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
+import pathlib
 import struct
 import types
 
 from ansible.module_utils.sglang_engine import EngineError
+from ansible.module_utils.sglang_patch_site import SiteError
+from ansible.module_utils.sglang_precheck_engine import PACKAGES
 from ansible.module_utils.sglang_precheck_gpu import QUERY
 from ansible.module_utils.sglang_precheck_host import Host
 
 GB = 1 << 30
+CAPTURED = pathlib.Path(__file__).parent / "captured"
+SITE = "/opt/ml-env/lib/python3.11/site-packages"
+NCCL = f"{SITE}/nvidia/nccl/lib/libnccl.so.2"
 CARD = {
     "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "driver_version": "580.95.05",
@@ -18,7 +25,11 @@ CARD = {
     "memory.used": "3",
     "persistence_mode": "Enabled",
     "power.limit": "600.00",
+    "power.min_limit": "300.00",
     "power.max_limit": "600.00",
+    "pstate": "P8",
+    "pcie.link.gen.current": "5",
+    "pcie.link.gen.max": "5",
     "pcie.link.width.current": "16",
     "pcie.link.width.max": "16",
 }
@@ -41,6 +52,11 @@ def matrix(count, bad=()):
     return "\n".join(lines) + "\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"
 
 
+def captured(name):
+    """Return one captured output."""
+    return (CAPTURED / name).read_text(encoding="utf-8")
+
+
 def config_space(acs=None, size=4096):
     """Return a PCI configuration space with an AER capability, and an ACS one whose control register is given."""
     raw = bytearray(size)
@@ -60,10 +76,16 @@ class FakeHost(Host):
         self.commands = {
             "--query-gpu": (0, "\n".join(card(index) for index in range(gpu_count)) + "\n", ""),
             "--query-compute-apps": (0, "", ""),
+            "-x": (0, captured("memory.xml"), ""),
             "topo": (0, matrix(gpu_count), ""),
             "dmesg": (0, "[    1.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n", ""),
         }
-        self.files = {"/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "Y\n"}
+        self.files = {
+            "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "Y\n",
+            "/proc/driver/nvidia/params": captured("params.txt"),
+            "/usr/lib/python3.11/sitecustomize.py": "# apport\n",
+            NCCL: "elf",
+        }
         self.accounts = {"sglang": types.SimpleNamespace(pw_name="sglang", pw_dir="/srv/sglang")}
         self.directories = {"/", "/opt"}
         self.closed = set()
@@ -71,7 +93,26 @@ class FakeHost(Host):
         self.ours = set()
         self.holders = []
         self.models = {}
-        self.state = {"present": True, "python": "/opt/ml-env/bin/python3", "python_version": "3.11.9"}
+        self.state = {
+            "present": True,
+            "python": "/opt/ml-env/bin/python3",
+            "python_version": "3.11.9",
+            "version": "0.5.20",
+            "packages": {
+                "sglang": "0.5.20",
+                "torch": "2.13.0",
+                "flashinfer-python": "0.6.18",
+                "sglang-kernel": "0.4.7",
+                "triton": "3.5.1",
+                "transformers": "5.0.0",
+                "nvidia-nccl-cu13": "2.29.7",
+            },
+            "origins": {name: f"{SITE}/{name}" for name in PACKAGES},
+        }
+        self.places = {name: [f"{SITE}/{name}"] for name in PACKAGES}
+        self.versions = {NCCL: "2.29.7"}
+        self.workers = {}
+        self.patch_results = []
         self.pythons = {"/usr/bin/python3": "3.11.2"}
         self.lock_limit = None
         self.problems = []
@@ -132,13 +173,48 @@ class FakeHost(Host):
         """Return the set state."""
         return self.state
 
-    def model_problems(self, declared, user):
-        """Return the set problems."""
-        return self.problems
+    def candidates(self, python, packages, env):
+        """Return the set places, or raise the set error."""
+        if isinstance(self.places, SiteError):
+            raise self.places
+        return {name: {"candidates": self.places[name], "distributions": []} for name in packages}
+
+    def python_path(self, python, env):
+        """Return the path of a virtual environment on a distribution's Python."""
+        if isinstance(self.places, SiteError):
+            raise self.places
+        return ["/usr/lib/python3.11", SITE]
+
+    def judge_patches(self, wanted):
+        """Return the set results, or raise the set error; keep what was asked."""
+        self.asked = wanted
+        if isinstance(self.patch_results, Exception):
+            raise self.patch_results
+        return self.patch_results
+
+    def glob(self, pattern):
+        """Return the known files that match."""
+        return sorted(path for path in self.files if fnmatch.fnmatch(path, pattern))
+
+    def read_link(self, path):
+        """Return a known file as its own target."""
+        return path if path in self.files else None
+
+    def library_version(self, path):
+        """Return the set version."""
+        return self.versions.get(path)
+
+    def mapped(self, name):
+        """Return the set files."""
+        return self.workers
+
+    def model_problems(self, declared, user, digests):
+        """Return the set problems, and one for each digest."""
+        return self.problems + [f"{name} has another SHA-256" for name in digests]
 
     def listeners(self, port):
-        """Return the set holders."""
-        return self.holders
+        """Return the set holders of a port; a holder without a port holds each."""
+        return [item for item in self.holders if item.get("port", port) == port]
 
     def is_ours(self, pid):
         """Say whether a pid was declared ours."""

@@ -11,13 +11,15 @@ import sys
 import threading
 
 import pytest
-from ansible.module_utils.sglang_precheck_gpu import GPU_CHECKS, acs_control
 from ansible.module_utils.sglang_precheck_host import Host
+from ansible.module_utils.sglang_precheck_kernel import acs_control
 from ansible.module_utils.sglang_prechecks import HOST_CHECKS, in_range, run_checks
+from sglang_precheck import CHECKS
 
-from .hosts import GB, FakeHost, card, config_space, matrix
+from .hosts import GB, FakeHost, captured, card, config_space, matrix
 
-CHECKS = HOST_CHECKS + GPU_CHECKS
+# What a healthy host says about itself.
+FACTS = {"gpu", "engine-packages", "nccl-library", "nvidia-params", "sitecustomize"}
 WANTED = {
     "root": "/opt/sglang",
     "engine": {"mode": "adopt", "python": "/opt/ml-env/bin/python3", "version": "0.5.20"},
@@ -26,6 +28,12 @@ WANTED = {
     "port": 8000,
     "device": "cuda",
     "gpu_count": 8,
+    "compute_capability": "12.0",
+    "args": {},
+    "env": {},
+    "patches": [],
+    "allow_experimental": False,
+    "model_sha256": {},
     "python_range": ">=3.10,<3.14",
     "engine_mb": 2500,
     "release_mb": 100,
@@ -36,16 +44,24 @@ NOT_BUILT = {"present": False, "python": None, "problem": "not built yet"}
 
 
 def run(host, **change):
-    """Return ``(findings by rule, verdict)``."""
+    """Return ``(findings by rule without the facts, verdict)``."""
     findings, verdict = run_checks({**WANTED, **change}, host, CHECKS)
     by_rule = {}
     for item in findings:
-        by_rule.setdefault(item["rule"], []).append(item)
+        if item["level"] != "info" or item["rule"] not in FACTS or "cpu" in item["message"]:
+            by_rule.setdefault(item["rule"], []).append(item)
+        assert item["message"].endswith(".") and (item["advice"] or item["level"] == "info"), item
     return by_rule, verdict
 
 
-def test_a_host_with_everything_right_has_no_finding():
+def test_a_host_with_everything_right_has_facts_and_no_complaint():
     assert run(FakeHost()) == ({}, {"ok": True, "failures": []})
+    findings, _verdict = run_checks(WANTED, FakeHost(), CHECKS)
+    assert {item["rule"] for item in findings} == FACTS
+    seen = {item["rule"]: f"{item['message']} {item['evidence']}" for item in findings}
+    assert "8 GPUs answer" in seen["gpu"] and "580.95.05" in seen["gpu"] and "capability 12.0" in seen["gpu"]
+    assert "sglang 0.5.20 in" in seen["engine-packages"] and "NCCL is" in seen["nccl-library"]
+    assert "2.29.7" in seen["nccl-library"] and "ForceP2P=0x11" in seen["nvidia-params"]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +90,14 @@ def test_adopted_engine_and_its_python():
     host = FakeHost()
     host.state["python_version"] = "3.9.2"
     assert "is Python 3.9.2" in run(host)[0]["interpreter"][0]["message"]
-    host.state = {"present": False, "python": "/opt/ml-env/bin/python3", "problem": "has no importable package sglang"}
+    host.state.update(present=False, problem="has no importable package sglang")
     found, verdict = run(host)
     assert found["engine"][0]["evidence"] == "has no importable package sglang" and verdict["failures"] == ["engine"]
 
 
 def test_base_interpreter_of_a_build():
     host = FakeHost()
-    host.state = NOT_BUILT
+    host.state = dict(host.state, **NOT_BUILT)
     assert run(host, engine=BUILD)[1]["ok"]
     assert run(host, engine=dict(BUILD, base_python="/none/python3"))[1]["failures"] == ["interpreter"]
     assert "PATH" in run(host, engine=dict(BUILD, base_python="no-such-python"))[0]["interpreter"][0]["evidence"]
@@ -91,14 +107,14 @@ def test_base_interpreter_of_a_build():
 
 def test_disk_is_counted_for_each_file_system():
     host = FakeHost()
-    host.state = NOT_BUILT
+    host.state = dict(host.state, **NOT_BUILT)
     host.volumes = {"/": (GB, 10**7, 1)}
     found, verdict = run(host, engine=BUILD)
     assert verdict["failures"] == ["disk-space"]
     assert "needs 3100 MB" in found["disk-space"][0]["message"] and "1024 MB free" in found["disk-space"][0]["evidence"]
     host.state = FakeHost().state
     assert run(host, engine=BUILD)[1]["ok"], "an engine that is there needs no room"
-    host.state = NOT_BUILT
+    host.state = dict(host.state, **NOT_BUILT)
     host.directories.add("/big")
     host.volumes["/big"] = (10 * GB, 10**7, 2)
     assert run(host, engine=dict(BUILD, root="/big/engines"))[1]["ok"]
@@ -141,6 +157,7 @@ def test_model_files_each_get_a_finding():
     host = FakeHost()
     host.problems = ["a is missing", "b is a git-LFS pointer"]
     assert [item["evidence"] for item in run(host)[0]["model-files"]] == host.problems
+    assert len(run(host, model_sha256={"c": "00"})[0]["model-files"]) == 3
     assert run(host, model={"source": "generate", "path": "/x"})[1]["ok"] and run(host, model={})[1]["ok"]
 
 
@@ -216,20 +233,78 @@ def test_a_gpu_in_use():
 def test_what_makes_gpus_slow():
     host = FakeHost()
     lines = [
-        card(0, pcie__link__width__current="8", power__limit="300.00"),
+        card(0, pcie__link__width__current="8", power__limit="300.00", pcie__link__gen__current="1"),
         card(1, persistence_mode="Disabled", name="NVIDIA L40S", compute_cap="8.9"),
-        card(2, memory__used="[N/A]", power__limit="[Not Supported]"),
+        card(2, memory__used="[N/A]", power__limit="[Not Supported]", pcie__link__gen__current="4", pstate="P0"),
     ]
     host.commands["--query-gpu"] = (0, "\n".join(lines), "")
     host.commands["topo"] = (0, matrix(3, bad={(0, 2)}), "")
-    host.commands["dmesg"] = (0, "[9.1] NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.\n", "")
-    found, verdict = run(host, gpu_count=3)
+    host.commands["dmesg"] = (0, captured("dmesg-xid.txt"), "")
+    host.commands["-x"] = (0, captured("memory.xml").replace("131072", "256", 1), "")
+    found, verdict = run(host, gpu_count=3, compute_capability="")
     assert verdict["ok"]
-    assert set(found) == {"gpu-pcie-width", "gpu-power", "gpu-persistence", "gpu-mixed", "gpu-p2p", "gpu-xid"}
+    slow = {
+        "gpu-pcie-width",
+        "gpu-pcie-gen",
+        "gpu-power",
+        "gpu-persistence",
+        "gpu-mixed",
+        "gpu-p2p",
+        "gpu-xid",
+        "gpu-bar1",
+    }
+    assert set(found) == slow
     assert found["gpu-pcie-width"][0]["message"] == "GPU 0 has 8 of 16 PCIe lanes."
-    assert found["gpu-p2p"][0]["evidence"] == "GPU0-GPU2=CNS" and ": 79," in found["gpu-xid"][0]["evidence"]
+    assert [(item["level"], item["message"]) for item in found["gpu-pcie-gen"]] == [
+        ("info", "GPU 0 runs PCIe generation 1 of 5."),
+        ("warning", "GPU 2 runs PCIe generation 4 of 5."),
+    ]
+    assert found["gpu-power"][0]["evidence"] == "range 300.00 to 600.00 W"
+    assert found["gpu-bar1"][0]["evidence"] == "00000000:01:00.0 256 MiB of 97887 MiB"
+    assert found["gpu-p2p"][0]["evidence"] == "GPU0-GPU2=CNS"
+    assert (
+        "2 Xid errors" in found["gpu-xid"][0]["message"]
+        and "79 = the GPU has fallen" in found["gpu-xid"][0]["evidence"]
+    )
     host.commands["dmesg"] = (1, "", "dmesg: read kernel buffer failed: Operation not permitted")
-    assert run(host, gpu_count=3)[0]["gpu-xid"][0]["level"] == "info"
+    assert run(host, gpu_count=3, compute_capability="")[0]["gpu-xid"][0]["level"] == "info"
+
+
+def test_the_declared_compute_capability_is_compared():
+    found, verdict = run(FakeHost(), compute_capability="9.0")
+    assert verdict["failures"] == ["gpu-capability"] and "GPU 7 has 12.0" in found["gpu-capability"][0]["evidence"]
+    assert run(FakeHost(), compute_capability="9.0", device="cpu")[1]["ok"]
+
+
+def test_xml_that_is_cut_short_is_a_finding():
+    host = FakeHost()
+    host.commands["-x"] = (0, captured("memory.xml")[:400], "")
+    assert run(host)[1]["failures"] == ["bar1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "taken", "flag"),
+    [
+        ({}, 8233, None),
+        ({"nccl-port": "28000"}, 28000, "nccl-port"),
+        ({"dist-init-addr": "10.0.0.1:5000"}, 5000, "dist-init-addr"),
+        ({"dist-init-addr": "10.0.0.1:5000"}, 5001, None),
+        ({"dist-init-addr": "[::1]:5000", "enable-dp-attention": True}, 5006, "enable-dp-attention"),
+        ({"enable-dp-attention": True}, 8233, "enable-dp-attention"),
+        ({"enable-dp-attention": "true"}, 8239, "enable-dp-attention"),
+        ({"enable-dp-attention": True}, 8240, None),
+        ({"enable-dp-attention": False}, 8233, None),
+    ],
+)
+def test_derived_ports(args, taken, flag):
+    host = FakeHost()
+    host.holders = [dict(holder(99), port=taken)]
+    found, verdict = run(host, args=args)
+    assert verdict["failures"] == (["port-derived"] if flag else [])
+    if flag:
+        assert f"port {taken}, which {flag}" in found["port-derived"][0]["message"]
+        host.ours = {99}
+        assert run(host, args=args)[1]["ok"]
 
 
 def test_iommu_and_acs_on_the_path():
@@ -241,7 +316,9 @@ def test_iommu_and_acs_on_the_path():
     host.files["/sys/bus/pci/devices/0000:00:11.1/config"] = config_space(acs=0)
     host.files["/sys/bus/pci/devices/0000:00:81.1/config"] = config_space(size=64)
     found, verdict = run(host)
-    assert verdict["ok"] and set(found) == {"iommu", "acs"}
+    assert verdict["ok"] and set(found) == {"p2p-hang", "iommu", "acs", "acs-unread"}
+    assert "p2p_off" in found["p2p-hang"][0]["advice"] and "0000:00:01.1 0x001d" in found["p2p-hang"][0]["evidence"]
+    assert found["acs-unread"][0]["evidence"] == "0000:00:81.1"
     assert found["iommu"][0]["evidence"] == "GPU 0 DMA-FQ; GPU 4 DMA-FQ"
     assert found["acs"][0]["evidence"] == "0000:00:01.1 0x001d"
 

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 
 def finding_lines(findings):
-    """Return one line for each finding: level, rung/rule, message and way out."""
+    """Return one line for each finding: level, rung/rule, message, evidence and way out."""
     lines = []
     for item in findings:
         line = f"{item['level']} [{item['rung']}/{item['rule']}] {item['message']}"
+        if item.get("evidence"):
+            line += f" Seen: {item['evidence']}."
         if item.get("advice"):
             line += f" Way out: {item['advice']}."
         lines.append(line)
     return lines
+
+
+def verdict(hosts, names):
+    """Return ``{ok, failures: [rule], hosts: {name: {ok, failures, findings}}}`` of prechecked hosts.
+
+    :param hosts: variables by host name; ``__host_preflight_reported`` holds the findings of a host that answered.
+    :param names: all hosts that were to be checked.
+    """
+    reports = {}
+    for name in names:
+        findings = hosts[name].get("__host_preflight_reported")
+        failures = sorted({item["rule"] for item in findings or [] if item["level"] == "error"})
+        failures = ["not-checked"] if findings is None else failures
+        reports[name] = {"ok": not failures, "failures": failures, "findings": findings or []}
+    failures = sorted({rule for report in reports.values() for rule in report["failures"]})
+    return {"ok": not failures, "failures": failures, "hosts": reports}
 
 
 def benchmark_lines(result):
@@ -34,10 +52,12 @@ def benchmark_lines(result):
 def _health(probe):
     if not probe:
         return "no release is current"
-    if probe["ready"]:
+    if probe["ready"] and not probe["busy"]:
         return "ready"
     if probe["busy"]:
         return "busy, tokens flow"
+    if probe.get("waiting"):
+        return f"starting: {probe['waiting']}"
     cause = probe.get("cause") or {}
     return f"not ready, phase {probe['phase']}: {cause.get('message') or probe['last_error']}"
 
@@ -85,6 +105,7 @@ class FilterModule:
         """Return the table that Ansible reads."""
         return {
             "sglang_finding_lines": finding_lines,
+            "sglang_verdict": verdict,
             "sglang_benchmark_lines": benchmark_lines,
             "sglang_status_lines": status_lines,
         }

@@ -47,7 +47,7 @@ options:
     type: float
     default: 30
   api_key:
-    description: API key of the server.
+    description: API key of the server. Without it the file that the release's C(launch.json) names is read.
     type: str
 attributes:
   check_mode:
@@ -89,6 +89,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_activation_rules import judge, without_secrets
+from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Call, Client, ClientError, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_proc import launch_of, scan
@@ -145,7 +146,7 @@ def main():
             **result(params["findings"], None),
         )
     limit = params["request_timeout"]
-    client = Client(launch["endpoint"], params["api_key"])
+    client = Client(launch["endpoint"], key_for(module, launch))
     try:
         info = Call(client.server_info, limit, limit=limit).wait()
     except ClientError as error:

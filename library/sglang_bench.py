@@ -90,7 +90,9 @@ options:
     type: dict
     default: {}
   api_key:
-    description: API key of the server, sent as a bearer token. Never logged and never written.
+    description:
+      - API key of the server, sent as a bearer token. Never logged and never written.
+      - Without it the file that the release's C(launch.json) names is read.
     type: str
   validate_certs:
     description: Check the certificate of an https endpoint.
@@ -200,10 +202,12 @@ import os
 import traceback
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_bench_run import InputError, check, event, measure, target, write
 from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_ledger import append
+from ansible.module_utils.sglang_proc import launch_of
 
 try:
     import requests  # noqa: F401
@@ -270,7 +274,8 @@ def main():
         url, model = target(release, params["url"], params["model"])
     except InputError as error:
         module.fail_json(msg=str(error), **empty(params, None))
-    document = measure({**params, "release": release, "url": url, "model": model})
+    key = key_for(module, launch_of(release) if release else {})
+    document = measure({**params, "release": release, "url": url, "model": model, "api_key": key})
     result = {key: document[key] for key in KEYS}
     result.update(server=document["server"], seed=document["workload"]["seed"], result_path=None, skipped_reason=None)
     directory = params["results_dir"] or (os.path.join(release, "results") if release else None)

@@ -17,6 +17,8 @@ description:
     named by a catalogue of signatures. An unknown one shows the first error of the log.
   - A server that lives and is silent for longer than its phase allows has stalled. Slow is not stalled, and a kernel
     that is being compiled is not silence.
+  - While it waits, C(run/progress.json) of the release says how far it is, and the action of the same name shows that
+    on the controller's standard error every few seconds, whatever the callback. A wait ends with its controller.
   - It needs the Python package C(requests), which the engine has; O(python) names the engine's interpreter.
 author:
   - the sglang deploy authors
@@ -95,7 +97,7 @@ options:
     description: An interpreter that has C(requests), used where the one that runs the module has not.
     type: path
   api_key:
-    description: API key of the server.
+    description: API key of the server. Without it the file that the release's C(launch.json) names is read.
     type: str
   log_lines:
     description: Lines of the log in RV(log_tail).
@@ -185,6 +187,10 @@ pid:
   description: Pid of the server process, null where none was found.
   returned: always
   type: int
+waiting:
+  description: What another run that waits for this server says of its progress; null where none waits.
+  returned: always
+  type: str
 log_tail:
   description: Last lines of the log, each cut to 300 characters.
   returned: always
@@ -194,12 +200,16 @@ log_tail:
 
 import json
 import os
+import select
+import sys
 
 from ansible.module_utils import sglang_watch
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Client, need_requests
+from ansible.module_utils.sglang_watch_progress import Progress, waiting
 from ansible.module_utils.sglang_watch_signatures import cause
-from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Progress, Watch
+from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Watch
 
 TIMED_PHASES = ("spawned", "imports", "distributed", "weights", "kv_cache", "graph", "warmup")
 
@@ -221,6 +231,7 @@ def empty(message):
         "generations": [],
         "served_model": None,
         "pid": None,
+        "waiting": None,
         "log_tail": [],
     }
 
@@ -247,6 +258,7 @@ def result_of(watch, found, log_lines):
         "generations": watch.generations,
         "served_model": watch.served_model,
         "pid": watch.processes.pid,
+        "waiting": waiting(watch.release),
         "log_tail": [line[:300] for line in watch.log.tail[-log_lines:]] if log_lines else [],
     }
 
@@ -266,6 +278,13 @@ def explain(result):
     if found["first_error"] and found["first_error"] != found["detail"]:
         parts.append(f"First error of the log: {found['first_error']}")
     return "\n".join([*parts, f"Way out: {found['advice']}."])
+
+
+def unheard():
+    """Return whether the reader of the result is gone: the controller was killed, or its connection broke."""
+    answer = select.poll()
+    answer.register(sys.__stdout__, 0)  # an error or a hang-up is reported unasked
+    return any(event & (select.POLLERR | select.POLLHUP) for _handle, event in answer.poll(0))
 
 
 def load(module, path):
@@ -332,7 +351,8 @@ def main():
         },
     )
     progress = Progress(release, enabled=not once)
-    watch = Watch(release, launch, Client(launch["endpoint"], params["api_key"]), options, params["pid"], progress)
+    client = Client(launch["endpoint"], key_for(module, launch))
+    watch = Watch(release, launch, client, options, params["pid"], progress, unheard)
     try:
         watch.probe() if once else watch.wait()
         found = None

@@ -33,7 +33,7 @@ EXAMPLES = r"""
 RETURN = r"""
 run:
   description: >-
-    The run: C(id), C(time) (UTC), C(controller) (host name), C(boot_id), C(pid) and C(pid_start) (clock ticks since boot) of
+    The run: C(id), C(time) (UTC), C(controller) (host name), C(boot_id), C(pid) and C(pid_start) (ticks since boot) of
     the C(ansible-playbook) process, and C(user).
   returned: always
   type: dict

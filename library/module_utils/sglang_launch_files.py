@@ -6,10 +6,10 @@ import json
 import re
 
 from ansible.module_utils import sglang_launcher
+from ansible.module_utils.sglang_api_key import API_KEY_ENV
 from ansible.module_utils.sglang_proc import MARKER
 
 SCHEMA = 1
-API_KEY_ENV = "SGLANG_DEPLOY_API_KEY_FILE"
 # The order of the flags that lead the command line; all others follow in the order in which they are given.
 _LEADING = (
     "model-path",

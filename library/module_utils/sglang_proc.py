@@ -229,6 +229,11 @@ def scan(root, proc="/proc"):
         except OSError:
             continue
         found.append(dict(table[pid], uid=uid, cmdline=argv, release=ours[pid], role=role, tp_rank=rank))
+    # Who runs a program forks first, and the child keeps the title until it has become that program.
+    roles = {item["pid"]: item["role"] for item in found}
+    for item in found:
+        if roles.get(item["ppid"]) == item["role"]:
+            item.update(role="other", tp_rank=None)
     return found
 
 

@@ -50,6 +50,15 @@ def test_tree_of_the_real_server(root, proc):
     }
 
 
+def test_a_fork_that_still_has_the_title_is_no_second_worker(root, proc):
+    # Seen on a loaded machine: a scheduler ran a program, and the watcher took the end of the fork for a dead worker.
+    proc.add(10, SERVER, marked(root))
+    proc.add(12, ["sglang::scheduler_TP0"], marked(root), ppid=10)
+    proc.add(13, ["sglang::scheduler_TP0"], marked(root), ppid=12)
+    proc.add(14, SERVER, marked(root), ppid=10)
+    assert [item["role"] for item in sglang_proc.scan(str(root), str(proc))] == ["server", "scheduler", "other", "other"]
+
+
 def test_any_command_of_launch_json_is_the_server(root, proc):
     (root / "releases/r1/launch.json").write_text('{"argv": ["/engine/python", "/r1/serve.py"]}')
     proc.add(10, ["/engine/python", "/r1/serve.py"], marked(root))

@@ -1,0 +1,122 @@
+"""A deploy that fails brings the previous release back and says why; without one the server is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from deployment import wait_for
+from engines import fault
+
+CASES = {
+    "dies at once": (
+        {"crash": {"phase": "imports", "log": "bad_flag"}},
+        ["no-such-flag"],
+    ),
+    "dies while it loads": (
+        {"crash": {"phase": "weights", "log": "oom_weights"}, "phases": {"imports": 2.5}},
+        ["CUDA out of memory"],
+    ),
+    "a worker dies without a word": (
+        {"die": {"phase": "graph", "rank": 0}, "phases": {"imports": 2.5}},
+        ["scheduler"],
+    ),
+    "answers nonsense": (
+        {"generation": {"mode": "degenerate"}},
+        ["foss foss"],
+    ),
+    "answers and cuts its streams": (
+        {"generation": {"mode": "cut"}},
+        ["failed"],
+    ),
+    "serves another model": (
+        {"served_model_name": "other-model"},
+        ["other-model"],
+    ),
+    "a worker lacks a variable": (
+        {"child_env": {"NCCL_ALGO": None}},
+        ["NCCL_ALGO"],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def node(make_ready):
+    """Return a root whose promoted release is the one to bring back."""
+    node = make_ready()
+    node.deploy("baseline").succeeded()
+    return node
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_failure_brings_the_previous_release_back(case, node):
+    """The play fails, names the cause, and the release from before serves and is promoted."""
+    script, words = CASES[case]
+    before = node.current
+    outcome = node.deploy("fewchan", **fault(**script))
+    message = outcome.refused("is rejected", before, "serves again", *words)
+    assert len(message) < 3000, "an operator reads this at night"
+    node.serves(before)
+    assert node.state(before) == "promoted"
+    failed = node.ledger("rejected")[-1]["release"]
+    assert failed in message
+    assert node.state(failed) == "rejected"
+    assert not (node.root / "lock").exists()
+
+
+def test_rejected_release_is_no_target(node):
+    """By itself never; by name only when the operator insists."""
+    rejected = node.ledger("rejected")[-1]["release"]
+    node.run("rollback", release=rejected).refused("was rejected", "allow_rejected")
+    node.serves(node.current)
+
+
+def test_host_is_as_usual_after_failures(node):
+    """The next deploy of the release that came back finds nothing to do."""
+    outcome = node.deploy("baseline").succeeded()
+    assert outcome.recap["changed"] == 0
+
+
+def test_dead_worker_is_noticed_and_mended(node):
+    """The parent of a dead scheduler stays up; a deploy of the same variant starts it anew."""
+    release, old = node.current, node.server
+    os.kill(node.workers()[0], signal.SIGKILL)
+    wait_for(lambda: not node.workers(), "the scheduler's death")
+    outcome = node.deploy("baseline").succeeded()
+    assert outcome.recap["changed"] > 0
+    assert node.serves(release) != old
+
+
+def test_failure_without_a_previous_release_stops_the_server(make_ready):
+    """Nothing is left running, and the message says so."""
+    node = make_ready()
+    outcome = node.deploy("baseline", **fault(generation={"mode": "degenerate"}))
+    outcome.refused("is rejected", "No promoted release existed", "stopped")
+    assert not node.servers()
+    assert node.port_is_free()
+    assert not (node.root / "lock").exists()
+    # The same host takes a good variant afterwards.
+    node.deploy("baseline").succeeded()
+    node.serves(node.current)
+
+
+def test_second_deploy_at_the_same_time_fails_at_once(make_ready):
+    """It names who holds the lock, and the first one is not disturbed."""
+    node = make_ready()
+    first = node.start("deploy", variant="baseline", **fault(phases={"weights": 6}))
+    try:
+        wait_for(node.servers, "the first server")
+        began = time.monotonic()
+        second = node.deploy("fewchan")
+        assert time.monotonic() - began < 20
+        second.refused(
+            "is held by run", f"pid {first.process.pid}", "variant baseline", "one deploy at a time", "Way out"
+        )
+        assert len(second.failures) == 1
+    finally:
+        outcome = first.wait(90)
+    outcome.succeeded()
+    node.serves(node.current)
+    assert node.manifest(node.current)["variant"] == "baseline"

@@ -1,0 +1,206 @@
+"""Bad input: one clear error that names the input, the rule and the way out, before anything is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+
+import pytest
+import yaml
+from deployment import extra, play, tree
+from engines import model
+
+SUMMARY = {"summary": "s", "purpose": "p", "expect": {"effect": "e", "source": "s"}, "rungs": ["lint"]}
+
+# What is refused on the controller: arguments after deploy.yml, words of the message. FILE stands for a variables file.
+ON_THE_CONTROLLER = {
+    "no variant": ([], ["variant is empty", "give one of:", "fewchan_fusion"]),
+    "an empty variant": (["-e", "variant="], ["variant is empty", "give one of:", "fewchan_fusion"]),
+    "an unknown variant": (["-e", "variant=qqqq"], ["'qqqq' is not in the catalogue", "known: "]),
+    "a misspelt variant": (["-e", "variant=fewchan_fuson"], ["the nearest is 'fewchan_fusion'"]),
+    "a variant in capitals": (["-e", "variant=Fewchan_Fusion"], ["nearest is 'fewchan_fusion'"]),
+    "Tree for every collective": (["-e", "variant=tree"], ["NCCL_ALGO", "Tree", "AllGather"]),
+    "Tree, with force as the text false": (["-e", "variant=tree", "-e", "sglang_force=false"], ["NCCL_ALGO"]),
+    "a force that is no boolean": (["-e", "variant=baseline", "-e", "sglang_force=perhaps"], ["force", "perhaps"]),
+    "ranks in words": (["-e", "variant=baseline", "-e", "sglang_server_tp_size=eight"], ["tp_size", "eight"]),
+    "an unknown flag": (
+        ["-e", "variant=baseline", *extra(sglang_variant_overrides={"args": {"mem-fraction-statik": 0.5}})],
+        ["mem-fraction-statik", "mem-fraction-static"],
+    ),
+    "a variable of the deployment": (
+        ["-e", "variant=baseline", *extra(sglang_variant_overrides={"env": {"PYTHONPATH": "/x"}})],
+        ["PYTHONPATH", "is set by the deployment", "leave PYTHONPATH out"],
+    ),
+    "an unknown key of a variant": (
+        ["-e", "variant=mine", "-e", "@FILE"],
+        ["unknown key 'envs' in mine", "the nearest is 'env'"],
+    ),
+    "an unknown patch": (
+        ["-e", "variant=baseline", *extra(sglang_variant_overrides={"patches": ["sm120_fusion"]})],
+        ["sm120_fusion"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ON_THE_CONTROLLER)
+def test_refused_before_a_host_is_touched(case, tmp_path):
+    """The root is not even created."""
+    arguments, words = ON_THE_CONTROLLER[case]
+    file = tmp_path / "variables.yml"
+    file.write_text(yaml.safe_dump({"sglang_variants": {"mine": {**SUMMARY, "factor": "f", "envs": {"A": "1"}}}}))
+    root = tmp_path / "root"
+    arguments = [argument.replace("FILE", str(file)) for argument in arguments]
+    outcome = play("deploy.yml", *extra(sglang_root=str(root)), *arguments)
+    outcome.refused(*words)
+    assert len(outcome.failures) == 1, "one error, not several"
+    assert outcome.recap["failures"] == 1
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["sglang:\n  hosts: {}\n", "other:\n  hosts: {gpu01: {}}\n"], ids=["empty", "other"]
+)
+def test_inventory_without_hosts_is_refused(content, tmp_path):
+    """A play without hosts would end well and do nothing."""
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(content)
+    outcome = play("deploy.yml", "-i", str(inventory), "-e", "variant=baseline")
+    outcome.refused("at least one host in the group sglang", "found 0 hosts", "-i inventory/example")
+    assert len(outcome.failures) == 1
+
+
+def on_the_host(tmp_path):
+    """Return {case: (variables, words of the message)} of what only the host can refuse."""
+    not_python = tmp_path / "not-python"
+    not_python.write_text("#!/bin/sh\necho hello\n")
+    not_python.chmod(0o755)
+    existing = {"model_files_source": "existing"}
+    return {
+        "no model": (
+            {**existing, "model_files_path": str(tmp_path / "none")},
+            [f"{tmp_path}/none does not exist", "model_files_path"],
+        ),
+        "a missing shard": (
+            {**existing, "model_files_path": model(tmp_path / "missing")},
+            ["model-2.safetensors", "missing"],
+        ),
+        "a git-LFS pointer": (
+            {**existing, "model_files_path": model(tmp_path / "lfs", pointer=True, present=2)},
+            ["model-1.safetensors", "git-LFS pointer", "git lfs pull"],
+        ),
+        "an adopted program that is no Python": (
+            {"sglang_engine_python": str(not_python)},
+            [str(not_python), "sglang_engine_python"],
+        ),
+        "an adopted Python without sglang": (
+            {"sglang_engine_python": sys.executable},
+            [sys.executable, "no importable package sglang", "sglang_engine_python"],
+        ),
+        "an adopted interpreter that is not there": (
+            {"sglang_engine_python": "/nowhere/bin/python3"},
+            ["/nowhere/bin/python3 does not exist", "sglang_engine_python"],
+        ),
+        "another version than declared": (
+            {"sglang_engine_version": "0.5.20"},
+            ["sglang 0.5.9", "0.5.20", "sglang_engine_version"],
+        ),
+        "a port out of range": ({"sglang_server_port": 70000}, ["sglang_server_port", "1 to 65535", "70000"]),
+        "a service user that is not there": (
+            {"sglang_server_user": "nobody-such"},
+            ["nobody-such does not exist", "sglang_server_user"],
+        ),
+    }
+
+
+HOST_CASES = [
+    "no model",
+    "a missing shard",
+    "a git-LFS pointer",
+    "an adopted program that is no Python",
+    "an adopted Python without sglang",
+    "an adopted interpreter that is not there",
+    "another version than declared",
+    "a port out of range",
+    "a service user that is not there",
+]
+
+
+def untouched(node, outcome):
+    """Check that a refused deploy has left nothing but the record of the refusal."""
+    assert len(outcome.failures) == 1, [event["task"] for event in outcome.failures]
+    left = set(os.listdir(node.root)) if node.root.exists() else set()
+    assert left <= {"ledger.jsonl", ".lock.guard"}, f"left on the host: {left}"
+    assert not node.servers()
+
+
+@pytest.mark.parametrize("case", HOST_CASES)
+def test_refused_by_the_host(case, tmp_path, make_node):
+    """Nothing is built, staged or started, and the lock is given back."""
+    variables, words = on_the_host(tmp_path)[case]
+    node = make_node(**variables)
+    outcome = node.deploy("baseline")
+    outcome.refused(*words)
+    untouched(node, outcome)
+
+
+def test_port_of_another_program_is_refused_by_name(make_node):
+    """The holder is named, and it is left alone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        node = make_node()
+        node.variables["sglang_server_port"] = port = listener.getsockname()[1]
+        outcome = node.deploy("baseline")
+        outcome.refused(f"port {port} is taken", str(os.getpid()), "sglang_server_port")
+        untouched(node, outcome)
+
+
+def test_long_root_is_refused(tmp_path, make_node):
+    """The socket below it could not be bound."""
+    node = make_node()
+    node.root = tmp_path / ("r" * 90)
+    node.variables["sglang_root"] = str(node.root)
+    outcome = node.deploy("baseline")
+    outcome.refused("sglang_root", "80", "shorter path")
+    untouched(node, outcome)
+
+
+def test_full_disk_is_refused(tmp_path, make_node):
+    """A file system of 4 MB has no room for a release and its margin."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    small = tmp_path / "small"
+    small.mkdir()
+    if libc.mount(b"none", bytes(small), b"tmpfs", 0, b"size=4m"):
+        pytest.skip(f"no small file system can be mounted here: {os.strerror(ctypes.get_errno())}")
+    try:
+        node = make_node()
+        node.root = small / "n"
+        node.variables["sglang_root"] = str(node.root)
+        outcome = node.deploy("baseline")
+        outcome.refused("a release with its margin needs", str(small), "MB free", "move sglang_root")
+        untouched(node, outcome)
+    finally:
+        assert libc.umount2(bytes(small), 2) == 0
+
+
+def test_relative_and_unknown_things_of_a_rollback(make_node):
+    """A rollback on an empty host, and one to a name that is a path."""
+    node = make_node()
+    node.run("rollback").refused("nothing to roll back to", "Way out")
+    node.run("rollback", release="../../etc").refused("../../etc", "Way out")
+    node.run("rollback", release="20260131T030000Z-baseline-0123456789ab").refused("does not exist on this host")
+    assert not node.servers()
+
+
+def test_text_is_taken_for_what_it_says(make_node):
+    """-e gives strings: the plan is the same as with typed values, and false is false."""
+    node = make_node()
+    typed = node.deploy("baseline", "--check", sglang_server_tp_size=2, sglang_force=False, sglang_verify_timeout=900)
+    texts = ["sglang_server_tp_size=2", "sglang_force=false", "sglang_verify_timeout=900", "promote=false"]
+    texts += [f"sglang_server_port={node.port}", "sglang_server_stop_timeout=10", "sglang_break_lock=no"]
+    given = node.deploy("baseline", "--check", *(part for text in texts for part in ("-e", text)))
+    plans = [
+        outcome.succeeded().results("sglang_release")[0]["plan"]["release"]["digest"] for outcome in (typed, given)
+    ]
+    assert plans[0] == plans[1]
+    assert tree(node.root) is None

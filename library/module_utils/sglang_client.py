@@ -185,20 +185,31 @@ class Client:
                 sums[key] = sums.get(key, 0.0) + float(value)
         return sums
 
-    def generate(self, prompt, max_tokens, limit):
+    def generate(self, prompt, max_tokens, limit, logprobs=False):
         """Generate at temperature 0.
 
         The end-of-text token is ignored and special tokens are shown, so that the number of tokens is the one asked
         for, and a model that only ever says "end" shows up as one repeated token.
 
-        :returns: ``{text, tokens, ids, elapsed}``; ``tokens`` is their number, ``elapsed`` in seconds.
+        :param logprobs: ask for the log-probability of each token.
+        :returns: ``{text, tokens, ids, logprobs, elapsed}``; ``tokens`` is their number, ``logprobs`` is empty where
+            none were asked for or given, ``elapsed`` in seconds.
         """
         begin = time.monotonic()
         params = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True, "skip_special_tokens": False}
-        data = self._json("POST", "/generate", limit, {"text": prompt, "sampling_params": params})
+        body = {"text": prompt, "sampling_params": params}
+        data = self._json("POST", "/generate", limit, dict(body, return_logprob=True) if logprobs else body)
         try:
             ids = list(data.get("output_ids") or [])
-            tokens = int(data["meta_info"]["completion_tokens"])
-            return {"text": data["text"], "tokens": tokens, "ids": ids, "elapsed": round(time.monotonic() - begin, 3)}
+            meta = data["meta_info"]
+            # Each entry is the log-probability, the token's id and its text.
+            given = [float(entry[0]) for entry in meta.get("output_token_logprobs") or []]
+            return {
+                "text": data["text"],
+                "tokens": int(meta["completion_tokens"]),
+                "ids": ids,
+                "logprobs": given,
+                "elapsed": round(time.monotonic() - begin, 3),
+            }
         except (KeyError, TypeError, AttributeError):
             raise ClientError("invalid", f"/generate answered no generation: {str(data)[:100]}") from None

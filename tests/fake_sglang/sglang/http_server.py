@@ -204,7 +204,10 @@ class Handler(BaseHTTPRequestHandler):
         answer = _Answer(kind, state.model, words, int(bool(mode == "empty")))
         if not body.get("stream"):
             time.sleep(state.script["token_seconds"] * len(words))
-            self._send(200, answer.whole())
+            whole = answer.whole()
+            if body.get("return_logprob"):
+                whole["meta_info"]["output_token_logprobs"] = [[-0.125, number, None] for number in answer.ids]
+            self._send(200, whole)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")

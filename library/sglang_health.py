@@ -191,6 +191,12 @@ waiting:
   description: What another run that waits for this server says of its progress; null where none waits.
   returned: always
   type: str
+stacks:
+  description:
+    - The file with the stacks of parent and workers of a server that lives and does not go on, taken by C(py-spy) from
+      beside the engine's interpreter or from PATH. Null where nothing hangs or there is no C(py-spy).
+  returned: always
+  type: str
 log_tail:
   description: Last lines of the log, each cut to 300 characters.
   returned: always
@@ -209,6 +215,7 @@ from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Client, need_requests
 from ansible.module_utils.sglang_watch_progress import Progress, waiting
 from ansible.module_utils.sglang_watch_signatures import cause
+from ansible.module_utils.sglang_watch_stacks import HUNG, collect
 from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Watch
 
 TIMED_PHASES = ("spawned", "imports", "distributed", "weights", "kv_cache", "graph", "warmup")
@@ -232,6 +239,7 @@ def empty(message):
         "served_model": None,
         "pid": None,
         "waiting": None,
+        "stacks": None,
         "log_tail": [],
     }
 
@@ -259,12 +267,16 @@ def result_of(watch, found, log_lines):
         "served_model": watch.served_model,
         "pid": watch.processes.pid,
         "waiting": waiting(watch.release),
+        "stacks": None,
         "log_tail": [line[:300] for line in watch.log.tail[-log_lines:]] if log_lines else [],
     }
 
 
-def explain(result):
-    """Return one message: what failed, in which phase, what each layer said, the first error, the way out."""
+def explain(result, stacks=()):
+    """Return one message: what failed, in which phase, what each layer said, the first error, the way out.
+
+    :param stacks: one line for each process of a server that hangs.
+    """
     found = result["cause"]
     said = result["endpoint"]
     ranks = f" on ranks {', '.join(str(rank) for rank in found['ranks'])}" if found["ranks"] else ""
@@ -277,6 +289,9 @@ def explain(result):
         parts.append(f"Seen: {found['detail']}")
     if found["first_error"] and found["first_error"] != found["detail"]:
         parts.append(f"First error of the log: {found['first_error']}")
+    parts += stacks
+    if result["stacks"]:
+        parts.append(f"All stacks: {result['stacks']}")
     return "\n".join([*parts, f"Way out: {found['advice']}."])
 
 
@@ -293,7 +308,7 @@ def load(module, path):
     try:
         with open(name, encoding="utf-8") as handle:
             launch = json.load(handle)
-        return {key: launch[key] for key in ("endpoint", "served_model_name", "log")}
+        return {key: launch[key] for key in ("endpoint", "served_model_name", "log", "argv", "env")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as problem:
@@ -361,7 +376,10 @@ def main():
         watch.failed(found)
     result = result_of(watch, found, params["log_lines"])
     if found and not once:
-        module.fail_json(msg=explain(result), **result)
+        stacks = ()
+        if found["signature"] in HUNG:
+            result["stacks"], stacks = collect(release, launch["argv"][0])
+        module.fail_json(msg=explain(result, stacks), **result)
     module.exit_json(**result)
 
 

@@ -220,16 +220,17 @@ class StartLog:
         if PHASES.index(phase) > PHASES.index(self.phase):
             self.phase = phase
             self.phases.append({"phase": phase, "started": self._clock()})
-            self._bar = None
 
     def _progress(self, body, now):
         bars = _BAR.findall(body)
         if not bars:
             return
-        _name, done, total = bars[-1]
-        done, total = int(done), int(total)
-        if self._bar is None or done < self._bar["done"] or total != self._bar["total"]:
-            self._bar = {"first": done, "begin": now, "done": done, "total": total, "at": now}
+        name, done, total = bars[-1]
+        # One rank may draw its bar before the slowest one is in that phase.
+        phase, done, total = "graph" if name.startswith("Capturing") else "weights", int(done), int(total)
+        bar = self._bar
+        if bar is None or phase != bar["phase"] or done < bar["done"] or total != bar["total"]:
+            self._bar = {"phase": phase, "first": done, "begin": now, "done": done, "total": total, "at": now}
         elif done > self._bar["done"]:
             self._bar.update(done=done, at=now)
 
@@ -239,7 +240,7 @@ class StartLog:
         ``rate`` is in steps a second and ``estimate`` in seconds left; both are None until one step was seen.
         """
         bar = self._bar
-        if not bar or not bar["total"]:
+        if not bar or not bar["total"] or bar["phase"] != self.phase:
             return None
         steps, spent = bar["done"] - bar["first"], bar["at"] - bar["begin"]
         rate = steps / spent if steps and spent > 0.2 else None

@@ -17,6 +17,7 @@ DEFAULTS = {
     "crash": None,
     "hang": None,
     "die": None,
+    "compile": None,
     "generation": {"mode": "answer", "after": 0, "text": None},
     "health": {"status": None, "from": 0, "seconds": None, "busy": False},
     "health_seconds": 0.1,

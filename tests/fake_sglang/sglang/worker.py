@@ -58,6 +58,14 @@ def _wait_forever():
 def check_faults(script, phase, rank, label=None):
     """Do what the script asks at the start of a phase: crash, die by a signal, or fall silent."""
     crash, die, hang = script["crash"], script["die"], script["hang"]
+    compile_ = script["compile"]
+    if compile_ and compile_["phase"] == phase and not rank:
+        pid = os.fork()
+        if not pid:
+            set_title("nvcc")
+            time.sleep(compile_["seconds"])
+            os._exit(0)
+        os.waitpid(pid, 0)
     if hang and hang["phase"] == phase and hang.get("rank", rank) == rank:
         _wait_forever()
     if die and die["phase"] == phase and die.get("rank", 0) == rank:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 import requests
 from ansible.module_utils import sglang_proc
 from ansible.module_utils.sglang_watch_processes import state_of
+from ansible.module_utils.sglang_watch_stacks import dump
 
 
 def signature(result):
@@ -83,6 +85,55 @@ def test_silence_in_a_phase_is_a_stall_and_slowness_is_not(start, health):
     result = health(stuck, phase_silence={"weights": 1.0})
     assert (signature(result), result["cause"]["phase"]) == ("stalled", "weights")
     assert result["progress"]["total"] == 4
+
+
+def test_a_kernel_that_is_compiled_is_no_stall(start, health):
+    release = start({"compile": {"phase": "graph", "seconds": 7}})
+    result = health(release, phase_silence={"graph": 3}, generations=1)
+    assert result["ready"], result["msg"]
+
+
+PY_SPY = """#!/bin/sh
+case "$4" in {stuck}) exec sleep 60;; esac
+echo "Process $4: python -m sglang.launch_server"
+echo
+echo 'Thread 1 (active): "MainThread"'
+echo "    all_reduce (torch/distributed/distributed_c10d.py:$4)"
+echo "    forward (model.py:1)"
+"""
+
+
+def test_a_stall_keeps_the_stacks_of_parent_and_workers(start, health, tmp_path, monkeypatch):
+    spy = tmp_path / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text(PY_SPY.format(stuck="none"))
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", str(spy.parent), prepend=":")
+    release = start({"hang": {"phase": "weights"}})
+    result = health(release, phase_silence={"weights": 1.0, "imports": 15})
+    assert signature(result) == "stalled" and "in phase weights" in result["msg"]
+    text = pathlib.Path(result["stacks"]).read_text()
+    workers = [item for item in sglang_proc.scan(str(release.path)) if item["role"] in sglang_proc.WORKER_ROLES]
+    assert len(workers) == 3
+    for pid in [release.pid, *(item["pid"] for item in workers)]:
+        assert f"=== pid {pid} " in text and f"distributed_c10d.py:{pid}" in text
+        assert f"all_reduce (torch/distributed/distributed_c10d.py:{pid})" in result["msg"]
+
+
+def test_without_py_spy_the_stall_says_so(start, health, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = health(start({"hang": {"phase": "weights"}}), phase_silence={"weights": 1.0})
+    assert signature(result) == "stalled" and result["stacks"] is None
+    assert "py-spy is neither on PATH nor beside the engine's interpreter" in result["msg"]
+
+
+def test_a_py_spy_that_hangs_does_not_hide_the_others(tmp_path):
+    spy = tmp_path / "py-spy"
+    spy.write_text(PY_SPY.format(stuck="11"))
+    spy.chmod(0o755)
+    texts = dump(str(spy), [10, 11, 12], limit=2)
+    assert "c10d.py:10" in texts[10] and "c10d.py:12" in texts[12]
+    assert texts[11] == "py-spy gave no answer within 2 s"
 
 
 def test_one_root_error_under_forty_tracebacks_is_the_one_shown(start, health):  # F05

@@ -35,6 +35,12 @@ options:
     description: Name of the unit or program.
     type: str
     default: sglang-server
+  install_unit:
+    description:
+      - Whether the unit may be linked into C(/etc/systemd/system) by the start. With systemd and without it the module
+        fails where the start would.
+    type: bool
+    default: false
   python:
     description: Interpreter of the engine.
     type: path
@@ -171,7 +177,7 @@ import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
-from ansible.module_utils.sglang_provider import detect
+from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
 
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY)$", re.I)
 # launch.json may hold a token of the operator: the server's account reads it, others do not.
@@ -250,6 +256,7 @@ def main():
             "id": {"type": "str"},
             "provider": {"type": "str", "choices": ["auto", "supervisor", "systemd"], "default": "auto"},
             "unit": {"type": "str", "default": "sglang-server"},
+            "install_unit": {"type": "bool", "default": False},
             "python": {"type": "path", "required": True},
             "model_path": {"type": "str", "required": True},
             "served_model_name": {"type": "str", "default": ""},
@@ -290,11 +297,15 @@ def main():
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]
     try:
+        if provider == "systemd":
+            # Here already, while the server before still runs.
+            host = Systemd(params["root"], params["unit"], module.run_command, params["install_unit"])
+            host.permit(release, planned=True)
         launch = launch_dict(params)
         files = launch_files(
             launch, provider, params["unit"], params["stop_timeout"], params["log_keep"], params["log_max_mb"]
         )
-    except ValueError as error:
+    except (ValueError, ProviderError) as error:
         module.fail_json(msg=str(error))
 
     own = (os.geteuid(), gid)

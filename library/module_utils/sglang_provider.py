@@ -141,6 +141,10 @@ class Supervisor:
         if rc or not self._up():
             raise ProviderError(f"supervisord does not start (rc {rc}): {(err or out).strip()[-600:]} See {self.dir}.")
 
+    def permit(self, release, planned=False):
+        """Return true: everything that supervisor needs lies below the root."""
+        return True
+
     def start(self):
         """Start the program; a command that cannot be run at all raises ProviderError."""
         try:
@@ -178,8 +182,8 @@ class Supervisor:
 class Systemd:
     """A unit of the host's systemd. The unit file lies in the release; linking it is a change of the host."""
 
-    def __init__(self, unit, run, install, unit_dir="/etc/systemd/system"):
-        self.unit, self.run, self.install = f"{unit}.service", run, install
+    def __init__(self, root, unit, run, install, unit_dir="/etc/systemd/system"):
+        self.root, self.unit, self.run, self.install = root, f"{unit}.service", run, install
         self.link = os.path.join(unit_dir, self.unit)
 
     def _systemctl(self, *arguments, check=True):
@@ -188,25 +192,45 @@ class Systemd:
             raise ProviderError(f"'systemctl {' '.join(arguments)}' ended with {rc}: {(err or out).strip()[-600:]}")
         return out
 
+    def _ours(self):
+        """Return whether the host's unit is a link into this root: two roots may use one name."""
+        inside = os.path.join(os.path.realpath(self.root), "")
+        return os.path.islink(self.link) and os.path.realpath(self.link).startswith(inside)
+
+    def permit(self, release, planned=False):
+        """Check that the host's unit is, or may become, that of a release; return whether it is.
+
+        :param planned: the release becomes the current one first; a link through ``<root>/current`` will then be right.
+        :raises ProviderError: it is somebody else's, or the operator did not ask for the change.
+        """
+        target = os.path.join(release, self.unit)
+        if planned and os.path.islink(self.link) and os.readlink(self.link) == f"{self.root}/current/{self.unit}":
+            return True
+        if os.path.islink(self.link) and os.path.realpath(self.link) == os.path.realpath(target):
+            return True
+        if os.path.exists(self.link) and not self._ours():
+            what = f"points to {os.path.realpath(self.link)}" if os.path.islink(self.link) else "is a file"
+            raise ProviderError(
+                f"{self.link} {what}, which is not of this root and stays as it is. Way out: another name in "
+                "sglang_server_unit, or move it away."
+            )
+        if not self.install:
+            raise ProviderError(
+                f"{self.link} must point to {target}, which changes the host outside the root. Way out: "
+                "sglang_server_install_unit: true, or sglang_server_provider: supervisor."
+            )
+        return False
+
     def prepare(self, release):
         """Point the host's unit to the release's unit file and make systemd read it.
 
-        :raises ProviderError: the link is missing or points elsewhere and the operator did not ask for the change.
+        :raises ProviderError: see :meth:`permit`.
         """
-        target = os.path.join(release, self.unit)
-        current = os.path.realpath(self.link) if os.path.lexists(self.link) else None
-        if current != os.path.realpath(target):
-            if not self.install:
-                raise ProviderError(
-                    f"{self.link} must point to {target}, which changes the host outside the root. Way out: "
-                    "sglang_server_install_unit: true, or sglang_server_provider: supervisor."
-                )
-            if current is not None and not os.path.islink(self.link):
-                raise ProviderError(f"{self.link} is a file that this role did not write. Way out: move it away.")
+        if not self.permit(release):
             temporary = f"{self.link}.new"
             if os.path.lexists(temporary):
                 os.unlink(temporary)
-            os.symlink(target, temporary)
+            os.symlink(os.path.join(release, self.unit), temporary)
             os.replace(temporary, self.link)
         self._systemctl("daemon-reload")
 
@@ -223,9 +247,11 @@ class Systemd:
 
     def settle(self):
         """Let systemd clear what is left in the unit's cgroup, and forget a failed state (a clean stop is rc -9)."""
-        if os.path.lexists(self.link):
-            self._systemctl("stop", self.unit)
-            self._systemctl("reset-failed", self.unit, check=False)
+        if not self._ours():
+            return
+        # systemd does not know a unit whose file is gone with its release, unless it is still loaded.
+        self._systemctl("stop", self.unit, check=os.path.exists(self.link))
+        self._systemctl("reset-failed", self.unit, check=False)
 
     def close(self, check_mode=False):
         """Nothing to end: systemd is the host's."""

@@ -102,7 +102,7 @@ class Service:
         self.launch = sglang_proc.launch_of(self.release) if self.release else {}
         self.kind = detect() if params["provider"] == "auto" else params["provider"]
         if self.kind == "systemd":
-            self.provider = Systemd(params["unit"], run, params["install_unit"])
+            self.provider = Systemd(self.root, params["unit"], run, params["install_unit"])
         else:
             self.provider = Supervisor(self.root, params["unit"], run, params["python"], params["supervisor_lock"])
         self.out = {
@@ -196,8 +196,10 @@ class Service:
             self._up(server)
             return
         self._refuse_foreign_port()
-        self.out.update(changed=True)
         try:
+            # Before the stop: a running server is not given up for a start that is not allowed.
+            self.provider.permit(self.release)
+            self.out.update(changed=True)
             self._terminate()
             if self.check_mode:
                 self.out.update(state="running")

@@ -257,9 +257,14 @@ def test_systemd_unit(awkward):
 
 
 def test_systemd_accepts_the_unit(launch):
-    result = launch(provider="systemd", python=sys.executable)
+    result = launch(provider="systemd", install_unit=True, python=sys.executable)
     assert result["files"] == ["launch.json", "launch.py", "sglang-server.service"]
     assert not result.get("failed"), result
+
+
+def test_systemd_without_the_operators_word_is_refused_before_the_release_is_used(launch):
+    result = launch(provider="systemd", unit="sglang-of-this-test", python=sys.executable)
+    assert result["failed"] and "sglang_server_install_unit: true" in result["msg"]
 
 
 def test_supervisor_program_is_read_back_as_written(awkward):

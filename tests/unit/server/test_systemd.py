@@ -27,7 +27,7 @@ def host(tmp_path):
     units.mkdir()
 
     def make(run, install):
-        return Systemd("sglang-server", run, install, unit_dir=str(units))
+        return Systemd(str(tmp_path), "sglang-server", run, install, unit_dir=str(units))
 
     return make, release, units
 
@@ -55,12 +55,38 @@ def test_the_link_follows_the_release(host):
     make(run, False).prepare(str(other))
 
 
-def test_a_unit_file_of_somebody_else_is_kept(host):
+def test_a_unit_of_somebody_else_is_kept(host, tmp_path_factory):
+    """A file, and a link into another root: neither replaced nor stopped."""
     make, release, units = host
-    (units / "sglang-server.service").write_text("theirs")
-    with pytest.raises(ProviderError, match="did not write"):
-        make(Recorder(), True).prepare(str(release))
-    assert (units / "sglang-server.service").read_text() == "theirs"
+    unit, theirs = units / "sglang-server.service", tmp_path_factory.mktemp("theirs") / "sglang-server.service"
+    for put in (lambda: unit.write_text("theirs"), lambda: unit.symlink_to(theirs)):
+        theirs.write_text("theirs")
+        put()
+        run = Recorder()
+        with pytest.raises(ProviderError, match=r"not of this root.*sglang_server_unit"):
+            make(run, True).prepare(str(release))
+        make(run, True).settle()
+        assert unit.read_text() == "theirs" and run.calls == []
+        unit.unlink()
+
+
+def test_a_link_that_leads_nowhere_is_replaced(host, tmp_path_factory):
+    make, release, units = host
+    unit = units / "sglang-server.service"
+    unit.symlink_to(tmp_path_factory.mktemp("gone") / "sglang-server.service")
+    make(Recorder(), True).prepare(str(release))
+    assert unit.resolve() == release / "sglang-server.service"
+
+
+def test_a_link_through_current_is_right_once_the_release_is_current(host, tmp_path):
+    """An operator who installed it once need not give the word again."""
+    make, release, units = host
+    (units / "sglang-server.service").symlink_to(tmp_path / "current" / "sglang-server.service")
+    assert make(Recorder(), False).permit(str(release), planned=True)
+    with pytest.raises(ProviderError, match="outside the root"):
+        make(Recorder(), False).permit(str(release))
+    (tmp_path / "current").symlink_to("releases/r1")
+    assert make(Recorder(), False).permit(str(release))
 
 
 def test_start_pid_and_settle(host):

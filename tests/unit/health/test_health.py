@@ -200,6 +200,10 @@ def test_localhost_may_be_ipv6(start, health):  # F22
 def test_an_api_key_is_asked_for_by_name(start, health):
     release = start({}, flags=["--api-key", "a-key-of-the-test"])
     assert signature(health(release)) == "unauthorised"
+    (release.path / "key").write_text("a-key-of-the-test\n")
+    launch = dict(release.launch, env={"SGLANG_DEPLOY_API_KEY_FILE": str(release.path / "key")})
+    (release.path / "launch.json").write_text(json.dumps(launch))
+    assert health(release, generations=1)["ready"]
     result = health(release, api_key="a-key-of-the-test", generations=1)
     assert result["ready"]
     assert "a-key-of-the-test" not in json.dumps({k: v for k, v in result.items() if k != "invocation"})

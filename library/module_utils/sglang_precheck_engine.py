@@ -161,7 +161,7 @@ def patches(wanted, host):
                 "python": state["python"],
                 "env": wanted["env"],
                 "entries": entries,
-                "engine_version": str(wanted["engine"]["version"]),
+                "engine_version": str(wanted["engine"].get("version") or ""),
                 "capabilities": seen,
                 "allow_experimental": wanted["allow_experimental"],
             }

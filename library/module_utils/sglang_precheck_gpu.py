@@ -6,7 +6,6 @@ The checks have the form that :mod:`sglang_prechecks` describes.
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree
 
 from ansible.module_utils.sglang_prechecks import report
 
@@ -202,26 +201,41 @@ def capability(wanted, host):
     declared = wanted["compute_capability"]
     if wanted["device"] == "cpu" or not declared:
         return []
-    other = [f"GPU {gpu['index']} has {gpu['compute_cap']}" for gpu in query(host)[0] if gpu["compute_cap"] != declared]
+    # A declared "12" means any of that major.
+    other = [
+        f"GPU {gpu['index']} has {gpu['compute_cap']}"
+        for gpu in query(host)[0]
+        if declared not in (gpu["compute_cap"], gpu["compute_cap"].split(".")[0])
+    ]
     if not other:
         return []
     message = f"the inventory declares compute capability {declared}, and the GPUs have another"
     return [report("gpu-capability", "error", message, ", ".join(other), "correct sglang_compute_capability")]
 
 
+def memory_sizes(text):
+    """Return ``{bus id: {FB | BAR1: MiB}}`` from ``nvidia-smi -q -d MEMORY``, GPUs without both sections left out."""
+    found = {}
+    for part in re.split(r"(?m)^GPU (?=[0-9A-Fa-f]+:)", text)[1:]:
+        sizes = re.findall(r"(?m)^ +(FB|BAR1) Memory Usage\n +Total +: (\d+) MiB$", part)
+        if len(sizes) == 2:
+            found[part.split()[0]] = {name: int(size) for name, size in sizes}
+    return found
+
+
 def bar1(wanted, host):
     """The whole memory of each GPU can be reached over PCIe."""
     if wanted["device"] == "cpu" or not query(host)[0]:
         return []
-    status, out, _err = host.run(["nvidia-smi", "-q", "-x", "-d", "MEMORY"])
-    if status:
-        return []
-    small = []
-    for gpu in xml.etree.ElementTree.fromstring(out).iter("gpu"):
-        window = number((gpu.findtext("bar1_memory_usage/total") or "").split(" ")[0])
-        memory = number((gpu.findtext("fb_memory_usage/total") or "").split(" ")[0])
-        if window is not None and memory is not None and window < memory:
-            small.append(f"{gpu.get('id')} {window:.0f} MiB of {memory:.0f} MiB")
+    status, out, err = host.run(["nvidia-smi", "-q", "-d", "MEMORY"])
+    sizes = memory_sizes(out) if status == 0 else {}
+    if not sizes:
+        seen = (err.strip() or out.strip())[:200]
+        message = "nvidia-smi does not say how large BAR1 is"
+        return [report("gpu-bar1", "info", message, seen, "see lspci -vv for the largest memory region of the GPUs")]
+    small = [
+        f"{gpu} {size['BAR1']} MiB of {size['FB']} MiB" for gpu, size in sizes.items() if size["BAR1"] < size["FB"]
+    ]
     if not small:
         return []
     return [
@@ -239,9 +253,12 @@ def peer_to_peer(wanted, host):
     """The driver allows each GPU to read each other one."""
     if wanted["device"] == "cpu":
         return []
-    status, out, _err = host.run(["nvidia-smi", "topo", "-p2p", "r"])
-    if status:
+    if not query(host)[0]:
         return []
+    status, out, err = host.run(["nvidia-smi", "topo", "-p2p", "r"])
+    if status:
+        message = "nvidia-smi does not say which GPUs may read each other"
+        return [report("gpu-p2p", "info", message, err.strip() or out.strip(), "try p2pBandwidthLatencyTest by hand")]
     bad = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines():
         cells = line.split()

@@ -25,7 +25,8 @@ UNITS = (
 )
 # Settings that reach every service or every session.
 GLOBAL_FILES = ("/etc/environment", "/etc/systemd/system.conf", "/etc/default/sglang")
-_SETTING = re.compile(r"\bNCCL_[A-Z0-9_]+")
+# NCCL does not read NCCL_VERSION: NVIDIA's images state there what they were built with.
+_SETTING = re.compile(r"\bNCCL_(?!VERSION\b)[A-Z0-9_]+")
 
 
 def settings(text):

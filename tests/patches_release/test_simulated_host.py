@@ -106,6 +106,8 @@ def test_the_default_engine_goes_through_and_a_downgraded_flashinfer_is_seen(hos
     assert "flashinfer 0.6.18" in finding(verdict, "patch-fits", "flashinfer_sm120_gate")
     assert "majors 9, 10, 12" in finding(verdict, "flashinfer-gate")
     assert "8 GPUs answer" in finding(verdict, "gpu") and "capability 12.0" in finding(verdict, "gpu")
+    cards = [item for item in verdict["hosts"]["gpu01"]["findings"] if item["rule"].startswith("gpu")]
+    assert {item["rule"] for item in cards} == {"gpu", "gpu-pcie-gen"} and {item["level"] for item in cards} == {"info"}
     assert not (host.folder / "root").exists(), "precheck wrote below the root"
 
     # Lint judges by what the release pins; only the host knows what pip left there.

@@ -45,10 +45,10 @@ def card(index, **change):
 
 def matrix(count, bad=()):
     """Return the output of ``nvidia-smi topo -p2p r``; ``bad`` holds pairs that get CNS."""
-    lines = [" \t" + "\t".join(f"\x1b[4mGPU{column}\x1b[0m" for column in range(count))]
+    lines = [" \t\x1b[4m" + "".join(f"GPU{column}\t" for column in range(count)) + "\x1b[0m"]
     for row in range(count):
         cells = ["X" if row == column else "CNS" if (row, column) in bad else "OK" for column in range(count)]
-        lines.append(f" GPU{row}\t" + "\t".join(cells))
+        lines.append(f" GPU{row}\t" + "".join(f"{cell}\t" for cell in cells))
     return "\n".join(lines) + "\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n"
 
 
@@ -76,7 +76,7 @@ class FakeHost(Host):
         self.commands = {
             "--query-gpu": (0, "\n".join(card(index) for index in range(gpu_count)) + "\n", ""),
             "--query-compute-apps": (0, "", ""),
-            "-x": (0, captured("memory.xml"), ""),
+            "MEMORY": (0, captured("memory.txt"), ""),
             "topo": (0, matrix(gpu_count), ""),
             "dmesg": (0, "[    1.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n", ""),
         }

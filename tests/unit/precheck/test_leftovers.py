@@ -46,6 +46,8 @@ def test_drop_ins_environment_files_and_supervisor():
 
 def test_environment():
     host = FakeHost()
+    host.environ["NCCL_VERSION"] = "2.28.3-1"
+    assert "nccl-environment" not in run(host)
     host.environ["NCCL_DEBUG"] = "INFO"
     host.files["/etc/environment"] = "PATH=/bin\nNCCL_ALGO=Ring\n"
     found = run(host)["nccl-environment"]

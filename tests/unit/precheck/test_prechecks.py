@@ -242,7 +242,7 @@ def test_what_makes_gpus_slow():
     host.commands["--query-gpu"] = (0, "\n".join(lines), "")
     host.commands["topo"] = (0, matrix(3, bad={(0, 2)}), "")
     host.commands["dmesg"] = (0, captured("dmesg-xid.txt"), "")
-    host.commands["-x"] = (0, captured("memory.xml").replace("131072", "256", 1), "")
+    host.commands["MEMORY"] = (0, captured("memory.txt").replace("131072", "256", 1), "")
     found, verdict = run(host, gpu_count=3, compute_capability="")
     assert verdict["ok"]
     slow = {
@@ -276,12 +276,20 @@ def test_the_declared_compute_capability_is_compared():
     found, verdict = run(FakeHost(), compute_capability="9.0")
     assert verdict["failures"] == ["gpu-capability"] and "GPU 7 has 12.0" in found["gpu-capability"][0]["evidence"]
     assert run(FakeHost(), compute_capability="9.0", device="cpu")[1]["ok"]
+    assert run(FakeHost(), compute_capability="12")[1]["ok"]
 
 
-def test_xml_that_is_cut_short_is_a_finding():
+def test_what_nvidia_smi_does_not_say_is_said():
     host = FakeHost()
-    host.commands["-x"] = (0, captured("memory.xml")[:400], "")
-    assert run(host)[1]["failures"] == ["bar1"]
+    refusal = "Invalid combination of input arguments: --display/-d flags can not be combined"
+    for answer in ((1, refusal, ""), (0, captured("memory.txt")[:400], "")):
+        host.commands["MEMORY"] = answer
+        found, verdict = run(host)
+        assert verdict["ok"] and "does not say how large" in found["gpu-bar1"][0]["message"]
+    host.commands["topo"] = (6, "", "Not Supported")
+    found, verdict = run(host)
+    assert verdict["ok"] and found["gpu-p2p"][0]["evidence"] == "Not Supported"
+    assert found["gpu-p2p"][0]["level"] == "info"
 
 
 @pytest.mark.parametrize(

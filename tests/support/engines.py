@@ -21,6 +21,14 @@ def make_engine(folder, version):
     :returns: path of its interpreter.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return fill_engine(folder, version, sysconfig.get_path("purelib"))
+
+
+def fill_engine(folder, version, packages):
+    """Put the scripted server into an empty virtual environment; return the path of its interpreter.
+
+    :param packages: directory with the engine's other packages, of which the modules need requests.
+    """
     (site,) = pathlib.Path(folder).glob("lib/python*/site-packages")
     shapes = ROOT / "tests" / "unit" / "patches" / "shapes.py"
     subprocess.run([sys.executable, shapes, site, version], check=True)
@@ -33,8 +41,7 @@ def make_engine(folder, version):
     # The prechecks ask whether an engine could import it; the scripted server never does.
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").touch()
-    # The engine's own packages, of which the modules need requests.
-    (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "packages.pth").write_text(packages + "\n")
     return f"{folder}/bin/python3"
 
 

@@ -12,7 +12,7 @@ description:
   - Compares the arguments of the release's C(launch.json) with the server's own C(/server_info) and with its log.
   - A feature that was asked for and is not active (tensor-parallel size, attention backend, custom all-reduce,
     all-reduce fusion, speculation, quantization, graph capture) is an error under the feature's name. Another argument
-    that the engine changed is a warning.
+    that the engine changed is a warning. One that the server does not report is never taken for active.
   - On a CPU host NCCL, fused kernels and graph capture are reported as not exercised.
   - Adds the findings given in O(findings), writes all to C(results/verify-TIME.json) of the release, and fails where
     one is an error. A start of the server whose findings are already on file is not written again.

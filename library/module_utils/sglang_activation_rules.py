@@ -25,6 +25,7 @@ FEATURES = {
     "decode_attention_backend": "attention-backend",
     "disable_custom_all_reduce": "custom-all-reduce",
     "enable_flashinfer_allreduce_fusion": "allreduce-fusion",
+    "flashinfer_allreduce_fusion_backend": "allreduce-fusion",
     "speculative_algorithm": "speculation",
     "served_model_name": "served-model-name",
     "quantization": "quantization",
@@ -64,9 +65,17 @@ def arguments(launch, info):
     found = []
     for flag, value in sorted(asked.items()):
         name = field_of(flag)
-        if value is None or value is False or name not in info or equal(value, info[name]):
+        if value is None or value is False or (name in info and equal(value, info[name])):
             continue
         rule = FEATURES.get(name)
+        if name not in info:
+            message = f"{flag} was asked as {value!r} and the server does not say whether it is in force."
+            level = "warning" if rule else "info"
+            found.append(finding(RUNG, "argument-unseen", level, message, f"/server_info has no {name}"))
+            continue
+        # Whatever the engine chooses is what was asked, unless it chooses nothing.
+        if value == "auto" and str(info[name]).lower() not in ("none", "false", ""):
+            continue
         found.append(
             finding(
                 RUNG,

@@ -13,6 +13,7 @@ INFO = {
     "disable_custom_all_reduce": True,
     "disable_cuda_graph": False,
     "enable_flashinfer_allreduce_fusion": False,
+    "flashinfer_allreduce_fusion_backend": None,
     "mem_fraction_static": 0.88,
     "speculative_algorithm": "EAGLE3",
     "internal_states": [{"avg_spec_accept_length": 2.4}],
@@ -43,11 +44,23 @@ def test_what_is_in_force_gives_no_finding_however_it_is_written():
         ({"tp_size": 4}, ("tp-size", "error")),
         ({"attention_backend": "triton"}, ("attention-backend", "error")),
         ({"enable_flashinfer_allreduce_fusion": True}, ("allreduce-fusion", "error")),
+        ({"flashinfer_allreduce_fusion_backend": "auto"}, ("allreduce-fusion", "error")),
         ({"mem_fraction_static": 0.9}, ("argument-changed", "warning")),
     ],
 )
 def test_a_feature_that_is_not_active_fails_by_its_own_name(args, expected):
     assert names(rules.arguments(launch(**args), INFO)) == [expected]
+
+
+@pytest.mark.parametrize("chosen", ["auto", "trtllm"])
+def test_whatever_the_engine_chooses_is_auto(chosen):
+    info = dict(INFO, flashinfer_allreduce_fusion_backend=chosen)
+    assert rules.arguments(launch(flashinfer_allreduce_fusion_backend="auto"), info) == []
+
+
+def test_what_the_server_does_not_report_is_never_taken_for_active():
+    asked = launch(prefill_attention_backend="triton", schedule_policy="fcfs")
+    assert names(rules.arguments(asked, INFO)) == [("argument-unseen", "warning"), ("argument-unseen", "info")]
 
 
 def test_speculation_is_proven_by_its_accept_length_only():

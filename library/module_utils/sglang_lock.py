@@ -118,8 +118,8 @@ def _refusal(root, holder):
     if holder["run"].get("controller") == socket.gethostname():
         return text + f"wait for it, or end process {holder['run'].get('pid')}; then this run takes over."
     if left > 0:
-        return text + f"wait for it, or end it; if it shows no sign of life, break_lock=true breaks it in {left:.0f} s."
-    return text + "make sure that it is dead, then run again with break_lock=true (-e sglang_break_lock=true)."
+        return text + f"wait for it, or end it; if it stays silent, -e sglang_break_lock=true breaks it in {left:.0f} s."
+    return text + "make sure that it is dead, then run again with -e sglang_break_lock=true."
 
 
 def acquire(root, run, variant="", break_lock=False):

@@ -103,7 +103,7 @@ def target(manifests, current, wanted="", allow_rejected=False):
     if found["state"] == "rejected" and not allow_rejected:
         raise ReleaseError(
             f"release: {wanted} was rejected: {found['history'][-1]['reason'] or 'no reason was recorded'}. {listing} "
-            "Way out: take another one, or set allow_rejected=true."
+            "Way out: take another one, or add -e sglang_release_allow_rejected=true."
         )
     return found
 

@@ -83,7 +83,7 @@ def parse_id(release):
     if not match:
         raise ReleaseError(
             f"release: {release!r} is no release id. Rule: <UTC time>-<variant>-<12 hex digits>, for example "
-            "20260131T030000Z-baseline-0123456789ab, and never a path. Way out: take an id that state=reported lists."
+            "20260131T030000Z-baseline-0123456789ab, and never a path. Way out: take an id that status.yml lists."
         )
     return match.groups()
 
@@ -297,7 +297,8 @@ def owner_ids(owner):
         entry = pwd.getpwnam(owner)
     except KeyError:
         raise ReleaseError(
-            f"owner: there is no user {owner!r} on this host. Way out: create it, or leave owner empty to run as root."
+            f"owner: there is no user {owner!r} on this host. Way out: create it, or leave sglang_server_user empty: "
+            "the account that deploys is then taken."
         ) from None
     return entry.pw_uid, entry.pw_gid
 

@@ -27,7 +27,7 @@ def make_result(**keys):
 
 def record_event(params, event, release=None, variant=None, **fields):
     """Append an event of this run to the ledger."""
-    line = dict(fields, event=event, run=params["run"], release=release, variant=variant)
+    line = dict(fields, event=event, run=params["run"], release=release, variant=variant or None)
     sglang_ledger.append(params["root"], line)
 
 

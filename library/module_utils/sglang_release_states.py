@@ -38,10 +38,27 @@ def _entry(params, state):
     }
 
 
+def _new_manifest(params, record):
+    """Return the manifest of a release that is being built, without history."""
+    _, variant, text = store.parse_id(params["release"])
+    return {
+        "schema": store.SCHEMA,
+        "id": params["release"],
+        "variant": variant,
+        "digest": text,
+        "state": "building",
+        "created": store.utc_now(),
+        "run": params["run"]["id"],
+        "record": record,
+        "files": None,
+        "history": [],
+    }
+
+
 def create(params, check):
     """Make the directory of a release; what killed runs left of the same digest goes away."""
     root, release = params["root"], params["release"]
-    _, variant, text = store.parse_id(release)
+    manifest = _new_manifest(params, store.without_secrets(params["record"]))
     manifests, problems = store.list_releases(root)
     found = choose.find(manifests, release)
     if found:
@@ -49,25 +66,14 @@ def create(params, check):
     if os.path.lexists(store.release_path(root, release)):
         raise ReleaseError(f"release: {release} is taken: {'; '.join(item for item in problems if release in item)}")
     store.owner_ids(params["owner"])
-    removed = [item["id"] for item in manifests if item["digest"] == text and not store.complete(item)]
+    removed = [item["id"] for item in manifests if item["digest"] == manifest["digest"] and not store.complete(item)]
     removed += store.leftovers(root)
-    manifest = {
-        "schema": store.SCHEMA,
-        "id": release,
-        "variant": variant,
-        "digest": text,
-        "state": "building",
-        "created": store.utc_now(),
-        "run": params["run"]["id"],
-        "record": store.without_secrets(params["record"]),
-        "files": None,
-        "history": [_entry(params, "building")],
-    }
+    manifest["history"].append(_entry(params, "building"))
     if not check:
         for name in removed:
             store.remove_release_directory(root, name)
         store.make_release_directory(root, manifest, params["owner"])
-        record_event(params, "created", release, variant, removed=removed)
+        record_event(params, "created", release, manifest["variant"], removed=removed)
     return make_result(
         changed=True,
         release=brief_of(root, manifest),
@@ -90,22 +96,9 @@ def _load(params, check):
         if not check:
             raise ReleaseError(
                 f"release: {release} does not exist below {store.releases_directory(root)} or has no manifest.json. "
-                "Way out: take an id that state=reported lists."
+                "Way out: take an id that status.yml lists."
             ) from None
-    _, variant, text = store.parse_id(release)
-    return {
-        "schema": store.SCHEMA,
-        "id": release,
-        "variant": variant,
-        "digest": text,
-        "state": "building",
-        "created": store.utc_now(),
-        "run": params["run"]["id"],
-        "record": {},
-        "files": None,
-        "history": [],
-        "imagined": True,
-    }
+    return dict(_new_manifest(params, {}), imagined=True)
 
 
 def _advance(params, check, manifest, state, event, files=None):
@@ -154,7 +147,7 @@ def activate(params, check):
     if not check and not store.complete(manifest):
         raise ReleaseError(
             f"release: {release} was never finished and cannot serve. Way out: deploy its variant again, or take a "
-            "complete release that state=reported lists."
+            "complete release that status.yml lists."
         )
     before = current_of(root, []) if os.path.islink(os.path.join(root, "current")) else store.read_current(root)
     moved = before != release

@@ -1,0 +1,52 @@
+"""The real SGLang under a real systemd: what the scripted server cannot vouch for. Needs SGLANG_TEST_ENGINES."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+
+import pytest
+from deployment import marked, variables_of, wait_for
+
+
+@pytest.fixture
+def host(real_engine, make_host):
+    """Return a root whose server is the real one, run by root and not by an account."""
+    if real_engine is None:
+        pytest.skip("no engine to adopt: SGLANG_TEST_ENGINES names no directory with a built SGLang 0.5.9")
+    host = make_host(
+        sglang_engine_python=real_engine["python"],
+        sglang_server_user="",
+        sglang_server_tp_size=2,
+        sglang_server_unit="sglang-real",
+        sglang_server_stop_timeout=60,
+        sglang_verify_timeout=180,
+    )
+    # The real model has its known answers.
+    del host.variables["sglang_verify_known_answers"]
+    return host
+
+
+def test_life_of_a_real_server(host):
+    """Deploy, deploy again, kill, deploy, stop: one release, named workers, nothing left."""
+    host.run("deploy", variant="fewchan_fusion", timeout=280).succeeded()
+    release = host.current
+    pid = host.serves(release)
+    assert len(host.workers()) == 2
+    for worker in host.workers():
+        assert host.launch()["expect"]["env"].items() <= variables_of(worker).items()
+        assert os.stat(f"/proc/{worker}").st_uid == 0
+    outcome = host.run("deploy", variant="fewchan_fusion").succeeded()
+    assert outcome.recap["changed"] == 0 and host.serves(release) == pid
+
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: host.unit("ActiveState") == "failed", "the unit has failed", 30)
+    assert host.unit("NRestarts") == "0" and marked(host.root) == {}
+    host.run("deploy", variant="fewchan_fusion", timeout=280).succeeded()
+    host.serves(release)
+
+    said = pathlib.Path(host.root, "current", "logs", "server.log").read_text(errors="replace")
+    assert "The server is fired up and ready to roll!" in said
+    host.run("stop").succeeded()
+    host.nothing_runs()

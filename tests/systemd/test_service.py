@@ -1,0 +1,113 @@
+"""The service module against a real systemd: what the verbs would take too long to show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from deployment import marked, wait_for
+
+
+@pytest.fixture(scope="module")
+def other(make_host):
+    """Return a root with a unit of another name, whose releases are made by the modules alone."""
+    return make_host(sglang_server_unit="sglang-other")
+
+
+def started(host, release, **script):
+    """Start a release whose server follows a script of faults; return the module's result."""
+    rendered = host.render(release, env={"FAKE_SGLANG_SCRIPT": json.dumps(script)})
+    assert not rendered["failed"], rendered
+    result = host.service("started", release)
+    assert not result["failed"], result
+    wait_for(lambda: not host.port_is_free(), "the server listens", 20)
+    return result
+
+
+def add_unmarked(host):
+    """Put a process without the marker, in its own session, into the unit's control group; return its pid inside."""
+    group = f"system.slice/{host.name}.service/cgroup.procs"
+    line = "env -i setsid sleep 900 >/dev/null 2>&1 </dev/null & p=$!; for f in systemd unified .; do "
+    line += f"g=/sys/fs/cgroup/$f/{group}; [ ! -e $g ] || echo $p >$g; done; echo $p"
+    pid = host.container.ssh(line).stdout.strip()
+    assert pid in host.in_control_group()
+    return pid
+
+
+def test_a_start_that_dies_at_once(other):
+    """The first error of the log is the message, and it is tried once."""
+    other.render("r1", env={"FAKE_SGLANG_SCRIPT": '{"nonsense": 1}'})
+    result = other.service("started", "r1")
+    assert result["failed"] and "died at once" in result["msg"] and "unknown keys" in result["msg"], result
+    assert "exit-code" in result["msg"]
+    assert other.unit("NRestarts") == "0"
+    other.nothing_runs("failed")
+
+
+def test_stop_takes_what_only_systemd_knows(other):
+    """Workers in sessions of their own, and a child that lost the marker: the control group holds them."""
+    started(other, "r2", setsid=True, orphans=True)
+    add_unmarked(other)
+    result = other.service("stopped")
+    assert result["changed"] and not result["failed"], result
+    other.nothing_runs()
+    assert other.service("stopped")["changed"] is False
+
+
+def test_crash_takes_the_children_that_left(other):
+    """SIGKILL of the server alone; the workers would outlive it."""
+    started(other, "r2", setsid=True, orphans=True)
+    add_unmarked(other)
+    assert len(marked(other.root)) > 1
+    os.kill(other.server, signal.SIGKILL)
+    wait_for(lambda: other.unit("ActiveState") == "failed", "the unit has failed", 15)
+    other.nothing_runs("failed")
+
+
+def test_a_server_that_ignores_sigterm(other):
+    started(other, "r3", ignore_term=True)
+    result = other.service("stopped", stop_timeout=1)
+    assert [item["role"] for item in result["killed"]].count("server") == 1, result
+    other.nothing_runs()
+
+
+def test_the_unit_of_another_root_is_left_alone(other, make_host):
+    """Two roots with one name of a unit: the second is refused, and its stop does not stop the first."""
+    started(other, "r4")
+    pid = other.server
+    second = make_host(sglang_server_unit="sglang-other")
+    refusal = second.render("r1")
+    assert refusal["failed"] and "not of this root" in refusal["msg"] and "sglang_server_unit" in refusal["msg"]
+    assert second.service("stopped")["changed"] is False
+    assert other.server == pid and other.unit("ActiveState") == "active"
+
+
+def test_a_unit_whose_release_is_gone(other):
+    """A link that leads nowhere stops neither the stop nor the next start."""
+    other.service("stopped")
+    other.container.ssh("rm", "-r", f"{other.root}/releases/{os.path.basename(os.path.dirname(other.link))}")
+    other.container.ssh("systemctl", "daemon-reload")
+    assert not other.service("stopped")["failed"]
+    started(other, "r5")
+
+
+def test_an_interpreter_that_cannot_be_run(other):
+    """Type=exec: systemctl itself reports it."""
+    other.render("r6", python="/opt/none/bin/python3")
+    result = other.service("started", "r6")
+    assert result["failed"] and "systemctl start sglang-other.service" in result["msg"], result
+    other.service("stopped")
+    other.nothing_runs()
+
+
+def test_a_link_of_the_operator_through_current_needs_no_permission(other):
+    """Installed once by hand, it follows every switch."""
+    other.container.ssh("ln", "-sfn", f"{other.root}/current/{other.name}.service", other.link_path)
+    assert not other.render("r7", install_unit=False)["failed"]
+    other.container.ssh("ln", "-sfn", "releases/r7", f"{other.root}/current")
+    result = other.service("started", "r7", install_unit=False)
+    assert not result["failed"], result
+    assert other.link == f"{other.root}/current/{other.name}.service"
+    assert other.unit("ActiveState") == "active"

@@ -1,0 +1,168 @@
+"""The verbs on a host whose service manager is a real systemd, over ssh, with the scripted server.
+
+One host for all: each test begins where a promoted baseline serves, wherever the one before ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from booted_host import ACCOUNT
+from deployment import marked, variables_of, wait_for
+from engines import fault
+
+
+@pytest.fixture(scope="module")
+def host(make_host):
+    return make_host()
+
+
+@pytest.fixture
+def serving(host):
+    """Return ``(host, id of the release that serves)``."""
+    if not (host.root / "current").exists() or host.unit("ActiveState") != "active":
+        host.deploy("baseline").succeeded()
+    return host, host.current
+
+
+def test_the_unit_needs_the_operators_word(make_host):
+    """Nothing outside the root without it, and the message says how."""
+    host = make_host()
+    host.deploy("baseline", sglang_server_install_unit=False).refused(
+        host.link_path, "outside the root", "sglang_server_install_unit: true", "sglang_server_provider: supervisor"
+    )
+    assert host.link is None and marked(host.root) == {}
+
+
+def test_deploy(serving):
+    """The unit is the release's and has no fault; the server runs as the account and its workers have the variables."""
+    host, release = serving
+    path = f"{host.root}/releases/{release}"
+    pid = host.serves(release)
+    assert host.link == f"{path}/sglang-server.service"
+    judged = host.container.ssh("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", host.link)
+    assert judged.stdout + judged.stderr == ""
+    shown = host.unit("ActiveState", "MainPID", "NRestarts", "UnitFileState", "User", "KillMode", "Restart")
+    assert shown.pop("MainPID") == pathlib.Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1]
+    assert shown == {
+        "ActiveState": "active",
+        "NRestarts": "0",
+        "UnitFileState": "linked",
+        "User": ACCOUNT,
+        "KillMode": "mixed",
+        "Restart": "no",
+    }
+    account = int(host.container.ssh("id", "-u", ACCOUNT).stdout)
+    assert {os.stat(f"/proc/{one}").st_uid for one in marked(host.root)} == {account}
+    assert host.launch()["expect"]["env"]["NCCL_PROTO"] == "LL"
+    assert len(host.workers()) == 1
+    for worker in host.workers():
+        variables = variables_of(worker)
+        assert host.launch()["expect"]["env"].items() <= variables.items()
+        assert "SSH_CONNECTION" not in variables
+    assert "fired up and ready to roll" in host.log(release)
+    # NCCL pins memory: the server takes all that this machine lets systemd give.
+    assert host.unit("LimitMEMLOCK") == "infinity"
+    limits = pathlib.Path(f"/proc/{pid}/limits").read_text().splitlines()
+    soft, hard = next(line.split()[3:5] for line in limits if line.startswith("Max locked memory"))
+    assert soft == hard
+
+
+def test_the_second_deploy_changes_nothing(serving):
+    """Here without pipelining: each module is copied to the host."""
+    host, release = serving
+    pid = host.serves(release)
+    again = host.deploy("baseline", ansible_pipelining=False).succeeded()
+    assert again.recap["changed"] == 0
+    assert host.serves(release) == pid
+
+
+def test_a_refused_switch_leaves_the_server_alone(serving):
+    host, release = serving
+    pid = host.serves(release)
+    host.deploy("fewchan", sglang_server_install_unit=False).refused("sglang_server_install_unit: true")
+    assert host.serves(release) == pid
+
+
+def test_switch_and_rollback(serving):
+    host, release = serving
+    host.deploy("fewchan").succeeded()
+    other = host.current
+    assert other != release and host.link == f"{host.root}/releases/{other}/sglang-server.service"
+    host.serves(other)
+    host.run("rollback").succeeded()
+    assert host.link == f"{host.root}/releases/{release}/sglang-server.service"
+    host.serves(release)
+    assert host.unit("NRestarts") == "0"
+
+
+def test_a_killed_server_stays_down_until_the_next_deploy(serving):
+    """No restart hides a crash; systemd clears what the server left, and a deploy starts the same release."""
+    host, release = serving
+    os.kill(host.server, signal.SIGKILL)
+    wait_for(lambda: host.unit("ActiveState") == "failed", "the unit has failed", 5)
+    time.sleep(1)
+    assert host.unit("Result", "NRestarts") == {"Result": "signal", "NRestarts": "0"}
+    host.nothing_runs("failed")
+    said = host.run("status").succeeded().said
+    assert "no server process runs" in said, said
+    outcome = host.deploy("baseline").succeeded()
+    assert host.current == release, outcome.said
+    host.serves(release)
+
+
+def test_a_start_that_fails_is_named_and_not_repeated(serving):
+    """Exit after two seconds: one start, one reason, and the release before serves again."""
+    host, release = serving
+    starts = len(host.ledger("start"))
+    crash = fault(phases={"imports": 2}, crash={"phase": "distributed", "log": "bad_flag"})
+    failed = host.deploy("fewchan", **crash)
+    failed.refused("is rejected", "serves again")
+    host.serves(release)
+    assert len(host.ledger("start")) == starts + 2
+    assert host.unit("NRestarts") == "0"
+
+
+def test_stop_and_start_by_hand(serving):
+    """After a stop nothing is left, and the current release can be started without Ansible."""
+    host, release = serving
+    host.run("stop").succeeded()
+    host.nothing_runs()
+    assert host.current == release
+    host.container.ssh("systemctl", "start", "sglang-server")
+    wait_for(lambda: not host.port_is_free(), "the server listens", 20)
+    pid = host.serves(release)
+    assert host.deploy("baseline").succeeded().recap["changed"] == 0
+    assert host.serves(release) == pid
+
+
+def test_reboot(serving):
+    """A reboot starts nothing by itself, as nobody enabled the unit; the next deploy starts what was there."""
+    host, release = serving
+    host.container.halt()
+    assert marked(host.root) == {}
+    host.container.boot()
+    host.nothing_runs()
+    releases = sorted(os.listdir(host.root / "releases"))
+    host.deploy("baseline").succeeded()
+    host.serves(release)
+    assert sorted(os.listdir(host.root / "releases")) == releases
+
+
+def test_the_lock_of_another_controller(serving):
+    """It is named, it is not broken, and the server is left alone."""
+    host, release = serving
+    pid = host.server
+    held = {"id": "elsewhere", "controller": "ops2", "boot_id": "b", "pid": 1, "pid_start": 1, "user": "ops"}
+    lock = host.root / "lock"
+    lock.write_text(json.dumps({"schema": 1, "run": held, "variant": "fewchan", "since": "2026-01-01T00:00:00Z"}))
+    try:
+        host.deploy("fewchan").refused("elsewhere", "ops2", "one deploy at a time")
+    finally:
+        lock.unlink()
+    assert host.serves(release) == pid

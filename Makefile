@@ -25,16 +25,21 @@ help: ## print this list
 
 ## --- the deployment
 
-.PHONY: deploy status benchmark rollback stop destroy
+.PHONY: deploy rollback status benchmark precheck explain prune stop destroy
 deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
 	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
 
-status benchmark rollback stop: controller
+rollback status benchmark precheck prune stop: controller
 	$(PLAYBOOK) $@.yml $(EXTRA)
 
+explain: controller ## show what VARIANT becomes; EXTRA='-e against=baseline' compares
+	$(PLAYBOOK) explain.yml -e variant=$(VARIANT) $(EXTRA)
+
+rollback: ## go back to the release promoted before; EXTRA='-e release=<id>' for another one
 status: ## show release, variant, state, health and endpoint
 benchmark: ## measure the running server
-rollback: ## go back to the release promoted before; EXTRA='-e release=<id>' for another one
+precheck: ## read the host and say what stands in the way
+prune: ## delete old and unfinished releases
 stop: ## stop the server
 
 destroy: controller ## stop the embedded server and remove everything it has on this machine
@@ -48,7 +53,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks integration bench-deploy bench-client
+.PHONY: test lint unit pythons spec molecule playbooks integration releases bench-deploy bench-client
 test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
@@ -75,6 +80,9 @@ playbooks: testenv ## the verbs: syntax, dry runs, refusals
 
 integration: testenv ## deploy, switch, crash and roll back with the real server
 	$(PYTEST) tests/integration
+
+releases: testenv ## the patches on every release package, which are downloaded; not part of test
+	$(PYTEST) tests/patches_release
 
 bench-deploy: testenv ## time a deploy against plain playbooks
 	.venv/bin/python tools/bench_deploy.py

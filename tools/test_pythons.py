@@ -3,9 +3,9 @@
 
 For each of 3.9 to 3.13 that is found, on PATH or under pyenv:
 
-1. every module and module_util compiles, and nothing else than the standard library is needed to import it, except
-   `requests` for the two that run with the engine's interpreter;
-2. Ansible ships every module to that bare interpreter and runs it as far as its own argument check;
+1. every module and module_util can be imported;
+2. Ansible ships every module to the bare interpreter, which has the standard library alone, and runs it as far as its
+   own argument check;
 3. the unit tests pass, with the ansible-core of requirements/unit.lock that this Python can still install.
 
 The last lines say what was exercised and what was not. Exit 1 when anything failed.

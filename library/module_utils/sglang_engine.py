@@ -87,8 +87,7 @@ def engine_id(declared):
 
 
 def clean_environment(environ=None):
-    """Return the environment for an engine's interpreter without what would change where it imports from or whether
-    it
+    """Return the environment for an engine's interpreter without what would change where it imports from or whether it
     compiles: the engine must come out the same whoever builds it."""
     environ = os.environ if environ is None else environ
     drop = (

@@ -118,7 +118,7 @@ def _refusal(root, holder):
     if holder["run"].get("controller") == socket.gethostname():
         return text + f"wait for it, or end process {holder['run'].get('pid')}; then this run takes over."
     if left > 0:
-        return text + f"wait for it, or end it; if it stays silent, -e sglang_break_lock=true breaks it in {left:.0f} s."
+        return text + f"wait for it, or end it; -e sglang_break_lock=true breaks a silent one in {left:.0f} s."
     return text + "make sure that it is dead, then run again with -e sglang_break_lock=true."
 
 

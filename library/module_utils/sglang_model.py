@@ -44,8 +44,7 @@ def describe(declared):
 
     ``fingerprint`` of a generated model is known before its files exist. That of existing files covers the
     configuration, the index, the tokenizer and the names and sizes of the weights; it is null where they cannot be
-    read. ``problem`` says why
-    ``present`` is false.
+    read. ``problem`` says why ``present`` is false.
     """
     path = declared["path"]
     if declared["source"] == "generate":

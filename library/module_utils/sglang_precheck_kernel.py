@@ -67,7 +67,7 @@ def sysfs_name(bus_id):
 
 
 def acs_control(config):
-    """Return the ACS control register of a PCI configuration space, None without ACS or or unreadable."""
+    """Return the ACS control register of a PCI configuration space, None without ACS or where it is unreadable."""
     offset, seen = 0x100, set()
     while len(config or b"") >= offset + 4 and offset >= 0x100 and offset not in seen:
         seen.add(offset)

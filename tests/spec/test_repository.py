@@ -17,9 +17,10 @@ FORBIDDEN = {
     "unfinished work": r"\b(TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b",
     "path of one machine": r"(?<![\w.}/])/(work|var/tm" r"p|home/\w+|root/(?!ml-env\b)|Users/\w+)(/|\b)",
     "registry or container host": r"(pypi\." r"org|pythonhosted\." r"org|(ghcr|docker|quay|nvcr)\." r"io\b)",
-    "assertion that cannot fail": r"(assert Tr" r"ue\b|that: tr" r"ue\b|\bassert 1\b)",
+    "assertion that cannot fail": r"(assert Tr" r"ue\b|that: *(tr" r"ue\b|\[tr" r"ue\])|\bassert 1\b)",
     "lint switched off for a whole file": r"(# ruff: no" r"qa|# yamllint dis" r"able(?!-line))",
-    "errors ignored": r"(ignore_err" r"ors: true|^\s*except\s*:\s*$)",
+    "errors ignored": r"(ignore_err" r"ors: *(true|yes)|failed_wh" r"en: *false|^\s*except\s*:\s*$)",
+    "test skipped without a reason": r"pytest\.mark\.skip(\(\))?$",
 }
 
 
@@ -59,9 +60,7 @@ def test_repository_is_free_of(what):
 
 def test_files_stay_readable():
     """A file that grows past the limit has a seam somewhere."""
-    sizes = {
-        name: text.count("\n") for name, text in texts() if not name.endswith(LONG_ALLOWED) and "/fixtures/" not in name
-    }
+    sizes = {name: text.count("\n") for name, text in texts() if not name.endswith(LONG_ALLOWED)}
     long = {name: lines for name, lines in sizes.items() if lines > MAX_LINES}
     assert not long
 

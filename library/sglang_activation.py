@@ -7,7 +7,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: sglang_activation
 short_description: Judge whether a release's server runs as asked, and record it
-version_added: "1.0.0"
 description:
   - Compares the arguments of the release's C(launch.json) with the server's own C(/server_info) and with its log.
   - A feature that was asked for and is not active (tensor-parallel size, attention backend, custom all-reduce,

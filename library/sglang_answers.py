@@ -7,7 +7,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: sglang_answers
 short_description: Compare a server's answers with known ones, then soak it
-version_added: "1.0.0"
 description:
   - Asks the questions of O(known_answers) at temperature 0 and compares the answers by tokens, by words, and by
     log-probability where the server gives it.

@@ -14,7 +14,6 @@ description:
     whose name holds a digest of everything that went into it. O(declared.mode=adopt) checks an existing interpreter
     and never writes to it.
   - A built engine is complete once it holds C(engine.json). A directory without that file is removed and built again.
-version_added: "1.0.0"
 author: the sglang deploy authors
 options:
   declared:

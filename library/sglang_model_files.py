@@ -14,7 +14,6 @@ description:
     everywhere. A file that differs from its digest is written again.
   - With O(declared.source=existing) it only reads. It refuses files that SGLang would load without a word and serve
     garbage from, such as a missing shard, a shard cut short, or a git-LFS pointer.
-version_added: "1.0.0"
 author: the sglang deploy authors
 options:
   declared:

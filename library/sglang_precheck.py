@@ -13,7 +13,6 @@ description:
   - Reads, and changes nothing. Each check gives findings; those of level C(error) make the verdict negative.
   - On a host whose device is V(cpu) the GPU checks are reported as not exercised.
   - The rules are described in C(docs/prechecks.md).
-version_added: "1.0.0"
 author: the sglang deploy authors
 options:
   root:

@@ -10,8 +10,7 @@ short_description: Name this run for the deploy lock and the ledger
 description:
   - Identifies the C(ansible-playbook) process, so that a lock left behind by a killed run is recognised as stale.
   - Runs on the controller; no host is contacted.
-version_added: "0.1.0"
-author: "the sglang deploy authors (@sglang-deploy)"
+author: the sglang deploy authors
 options: {}
 attributes:
   check_mode:
@@ -47,7 +46,7 @@ run:
     user: operator
 """
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
 
 
 def main():

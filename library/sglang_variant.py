@@ -7,7 +7,6 @@ DOCUMENTATION = r"""
 ---
 module: sglang_variant
 short_description: Resolve and lint a variant on the controller
-version_added: "0.1.0"
 description:
   - Turns a variant of the catalogue, the host's base and the operator's single values into one dict, and checks it
     with every rule of C(docs/lint-rules.md).
@@ -77,7 +76,7 @@ attributes:
     support: none
 seealso:
   - module: sglang_run
-author: "the sglang deploy authors (@sglang-deploy)"
+author: the sglang deploy authors
 """
 
 EXAMPLES = r"""
@@ -158,8 +157,8 @@ explanation:
 """
 
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible.module_utils.sglang_variant_schema import ARGUMENTS  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_variant_schema import ARGUMENTS
 
 
 def main():

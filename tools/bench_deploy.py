@@ -118,19 +118,20 @@ def switches(node, repeat):
 
 def report(what, outcome):
     """Print where a run spent its time."""
-    tasks, began = [], None
+    tasks, began, first = [], None, outcome.events[0]["at"]
     for event in outcome.events:
         if event["status"] == "start":
             began = event["at"]
         elif "result" in event and event["status"] != "skipped":
-            seconds = event["at"] - began - (event["result"].get("elapsed") or 0)
-            tasks.append((seconds, event["task"]))
-    outside = outcome.wall - (outcome.events[-1]["at"] - outcome.events[0]["at"])
+            tasks.append((event["at"] - began - (event["result"].get("elapsed") or 0), event["task"]))
+    tasks.sort(reverse=True)
+    outside = outcome.wall - (outcome.events[-1]["at"] - first)
+    rest = outcome.wall - waited(outcome) - outside - sum(seconds for seconds, _ in tasks[:12])
     print(f"\n{what}: {outcome.wall:.2f} s, {waited(outcome):.2f} of them the server's and the benchmark's own;")
     print(f"  {outside:6.2f} start of ansible-playbook up to the first task")
-    for seconds, name in sorted(tasks, reverse=True)[:12]:
+    for seconds, name in tasks[:12]:
         print(f"  {seconds:6.2f} {name}")
-    print(f"  {sum(seconds for seconds, _ in tasks[12:]):6.2f} others, {len(tasks)} results in all", flush=True)
+    print(f"  {rest:6.2f} the other {len(tasks[12:])} results and what lies between tasks", flush=True)
 
 
 def crash(node):

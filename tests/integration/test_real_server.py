@@ -86,21 +86,20 @@ def test_second_deploy_changes_nothing(node):
 def test_switch_and_roll_back(node):
     """To baseline, back by rollback, and to the named release."""
     first = node.current
-    node.deploy("baseline", timeout=240).succeeded()
+    node.deploy("baseline").succeeded()
     second = node.current
     node.serves(second)
     assert not (node.root / "current/site/sglang").exists(), "a variant without patches copies nothing"
     assert all("NCCL_BUFFSIZE" not in variables_of(pid) for pid in node.workers())
-    node.run("rollback", timeout=240).succeeded()
+    node.run("rollback").succeeded()
     node.serves(first)
     assert (node.state(first), node.state(second)) == ("promoted", "retired")
-    node.run("rollback", release=second, timeout=240).succeeded()
+    node.run("rollback", release=second).succeeded()
     node.serves(second)
 
 
 def failed_and_restored(node, outcome, before, *words):
-    """Check that a deploy failed by name and that the release from before serves; return the seconds that it took from
-    the death of the failed server to the start of the restore."""
+    """Check that a deploy failed by name and that the release from before serves."""
     outcome.refused("is rejected", before, "serves again", *words)
     node.serves(before)
     assert node.state(before) == "promoted"
@@ -111,11 +110,11 @@ def test_unknown_flag_restores(node):
     """Forced past lint, it ends the real parser; the flag is named."""
     before = node.current
     overrides = {"args": {"no-such-flag": True}}
-    outcome = node.deploy("baseline", sglang_variant_overrides=overrides, sglang_force=True, timeout=240)
+    outcome = node.deploy("baseline", sglang_variant_overrides=overrides, sglang_force=True)
     failed_and_restored(node, outcome, before, "no-such-flag")
 
 
-def test_model_that_vanishes_restores(node):
+def test_weights_cut_short_restore(node):
     """The weights are truncated after the checks: the real loader says what is wrong with them."""
     before = node.current
     model = node.root / "models" / "tiny-llama"
@@ -132,8 +131,8 @@ def test_model_that_vanishes_restores(node):
         wait_for(reported, "the failure", 120)
     finally:
         weights.write_bytes(copy)
-        outcome = run.wait(240)
-    failed_and_restored(node, outcome, before, weights.name)
+        outcome = run.wait(300)
+    failed_and_restored(node, outcome, before, "A weight file is missing, cut short", "SafetensorError")
 
 
 def test_port_taken_after_the_checks_restores(node):
@@ -150,7 +149,7 @@ def test_port_taken_after_the_checks_restores(node):
     finally:
         if listener:
             listener.close()
-        outcome = run.wait(240)
+        outcome = run.wait(300)
     failed_and_restored(node, outcome, before, str(node.port), str(os.getpid()))
 
 
@@ -169,7 +168,7 @@ def test_killed_scheduler_is_mended(node):
     os.kill(node.workers()[0], signal.SIGKILL)
     wait_for(lambda: len(node.workers()) < 2, "the death of one rank")
     assert "drift" in node.run("status").succeeded().said
-    outcome = node.deploy(variant, timeout=240).succeeded()
+    outcome = node.deploy(variant).succeeded()
     assert outcome.recap["changed"] > 0
     assert node.serves(release) != old
 
@@ -178,7 +177,7 @@ def test_killed_server_is_started_again(node):
     """A deploy of the same variant finds no server and starts the same release."""
     release, variant = node.current, node.manifest(node.current)["variant"]
     os.kill(node.server, signal.SIGKILL)
-    node.deploy(variant, timeout=240).succeeded()
+    node.deploy(variant).succeeded()
     node.serves(release)
 
 

@@ -56,6 +56,7 @@ def make_node(scratch, engine, supervisor):
             "sglang_verify_timeout": 60,
             # The scripted server knows none.
             "sglang_verify_known_answers": [],
+            "sglang_verify_soak_requests": 4,
             "sglang_server_stop_timeout": 10,
             "sglang_benchmark_requests": 4,
             "sglang_benchmark_warmup": 1,

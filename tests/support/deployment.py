@@ -139,7 +139,7 @@ class Run:
         return outcome
 
 
-def play(playbook, *arguments, timeout=120):
+def play(playbook, *arguments, timeout=300):
     """Run a playbook to its end; ``timeout`` in seconds."""
     return Run(playbook, *arguments).wait(timeout)
 
@@ -224,7 +224,7 @@ class Node:
         """Start a verb and return the :class:`Run`."""
         return Run(f"{folder}{verb}.yml", *extra(**self.variables), *arguments, *extra(**variables))
 
-    def run(self, verb, *arguments, timeout=120, folder="", **variables):
+    def run(self, verb, *arguments, timeout=300, folder="", **variables):
         """Run a verb to its end; ``variables`` win over those of the node."""
         return self.start(verb, *arguments, folder=folder, **variables).wait(timeout)
 

@@ -15,7 +15,7 @@ def finding(rung, rule, level, message, evidence="", advice=""):
     :param rung: step of the ladder that speaks: lint, precheck, probe, canary, load, verify or benchmark.
     :param rule: stable identifier of the rule, for example ``port-taken``.
     :param level: ``error`` refuses the variant, ``warning`` and ``info`` do not.
-    :param message: what is wrong, naming the input.
+    :param message: what is wrong, naming the input; one sentence or more, whose full stop may be left out.
     :param evidence: what was seen, as text.
     :param advice: the way out.
     :raises ValueError: level is none of :data:`LEVELS`.
@@ -26,7 +26,7 @@ def finding(rung, rule, level, message, evidence="", advice=""):
         "rung": rung,
         "rule": rule,
         "level": level,
-        "message": message,
+        "message": message if message.endswith(".") else f"{message}.",
         "evidence": str(evidence),
         "advice": advice,
     }

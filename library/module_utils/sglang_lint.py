@@ -19,7 +19,7 @@ def lint(variant, patches, context):
     """
     variant = {**variant, "args": cast_flags(variant["args"], context.flags)}
     findings = [
-        finding("lint", item.id, item.level, f"{message}.", evidence, advice)
+        finding("lint", item.id, item.level, message, evidence, advice)
         for item in RULES.values()
         for message, evidence, advice in item.check(variant, patches, context)
     ]

@@ -25,8 +25,8 @@ DP_PORTS = 7
 
 
 def report(rule, level, message, evidence="", advice=""):
-    """Return a finding of this rung; the message becomes a sentence."""
-    return finding(RUNG, rule, level, f"{message}.", evidence, advice)
+    """Return a finding of this rung."""
+    return finding(RUNG, rule, level, message, evidence, advice)
 
 
 def run_checks(wanted, host, checks):

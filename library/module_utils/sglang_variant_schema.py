@@ -76,7 +76,7 @@ class VariantError(ValueError):
 
 def refuse(rule, message, evidence="", advice=""):
     """Return an error finding of the lint rung."""
-    return finding("lint", rule, "error", f"{message}.", evidence, advice)
+    return finding("lint", rule, "error", message, evidence, advice)
 
 
 def near(word, known):

@@ -71,7 +71,7 @@ def test_overridden_by_the_engine_is_a_warning(node):
     node.worker(dict(node.env, CUDA_DEVICE_MAX_CONNECTIONS="8"))
     report = node.report()
     assert report["ok"] and report["drift"] == []
-    assert report["findings"][0]["message"] == "CUDA_DEVICE_MAX_CONNECTIONS is overridden by the engine"
+    assert report["findings"][0]["message"] == "CUDA_DEVICE_MAX_CONNECTIONS is overridden by the engine."
     assert report["findings"][0]["level"] == "warning"
 
 

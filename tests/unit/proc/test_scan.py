@@ -56,7 +56,8 @@ def test_a_fork_that_still_has_the_title_is_no_second_worker(root, proc):
     proc.add(12, ["sglang::scheduler_TP0"], marked(root), ppid=10)
     proc.add(13, ["sglang::scheduler_TP0"], marked(root), ppid=12)
     proc.add(14, SERVER, marked(root), ppid=10)
-    assert [item["role"] for item in sglang_proc.scan(str(root), str(proc))] == ["server", "scheduler", "other", "other"]
+    roles = [item["role"] for item in sglang_proc.scan(str(root), str(proc))]
+    assert roles == ["server", "scheduler", "other", "other"]
 
 
 def test_any_command_of_launch_json_is_the_server(root, proc):

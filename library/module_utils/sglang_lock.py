@@ -13,6 +13,7 @@ import os
 import socket
 import time
 
+from ansible.module_utils.sglang_proc import alive, boot_id, stat_of
 from ansible.module_utils.sglang_release_store import atomic_write, fsync_directory, utc_now
 
 SCHEMA = 1
@@ -64,19 +65,12 @@ def read(root):
     return holder
 
 
-def _boot_id():
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
-        return handle.read().strip()
-
-
 def _pid_start(pid):
     """Return the start time of a process in clock ticks since boot, or null where it is gone or only a zombie."""
-    try:
-        with open(f"/proc/{int(pid)}/stat", encoding="utf-8", errors="replace") as handle:
-            fields = handle.read().rpartition(")")[2].split()
-    except (OSError, ValueError, TypeError):
+    if not str(pid).isdigit():
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    stat = stat_of(pid, "/proc")
+    return stat["start"] if stat and alive(stat["state"]) else None
 
 
 def stale_reason(holder, run):
@@ -89,7 +83,7 @@ def stale_reason(holder, run):
     if not name or not boot:
         return ""
     here = name == socket.gethostname()
-    if (here and boot != _boot_id()) or (name == run.get("controller") and boot != run.get("boot_id")):
+    if (here and boot != boot_id()) or (name == run.get("controller") and boot != run.get("boot_id")):
         return f"{name} was restarted since"
     if here:
         start = _pid_start(held.get("pid"))

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import getpass
 import os
-import pathlib
 import secrets
 import socket
 from datetime import datetime, timezone
 
-
-def start_ticks(pid):
-    """Return when a process started, in clock ticks since boot, which outlives reuse of its pid; 0 where gone."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    # The command's name, in parentheses, may hold spaces and parentheses itself.
-    return int(text.rpartition(")")[2].split()[19])
-
-
-def boot_id():
-    """Return the controller's boot identifier, or an empty text where the kernel offers none."""
-    try:
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+from ansible.module_utils.sglang_proc import boot_id, stat_of
 
 
 def user():
@@ -38,13 +21,13 @@ def user():
 
 def identify_run(pid):
     """Return ``{id, time, controller, boot_id, pid, pid_start, user}`` of the ansible-playbook process ``pid``."""
-    now = datetime.now(timezone.utc)
+    now, stat = datetime.now(timezone.utc), stat_of(pid, "/proc")
     return {
         "id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         "time": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "controller": socket.gethostname(),
         "boot_id": boot_id(),
         "pid": pid,
-        "pid_start": start_ticks(pid),
+        "pid_start": stat["start"] if stat else 0,
         "user": user(),
     }

@@ -87,11 +87,12 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_activation_rules import judge, without_secrets
+from ansible.module_utils.sglang_activation_rules import judge
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Call, Client, ClientError, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_proc import launch_of, scan
+from ansible.module_utils.sglang_release_store import without_secrets
 from ansible.module_utils.sglang_watch import LogFollower
 
 

@@ -31,7 +31,6 @@ FEATURES = {
     "quantization": "quantization",
     "disable_cuda_graph": "graph-capture",
 }
-SECRETS = ("api_key", "admin_api_key")
 
 
 def field_of(flag):
@@ -156,12 +155,3 @@ def judge(launch, info, lines, device):
     """
     found = arguments(launch, info) + speculation(launch, info)
     return found + (not_exercised(launch) if device == "cpu" else from_log(info, lines))
-
-
-def without_secrets(info):
-    """Return ``/server_info`` fit for a file: keys removed at every level."""
-    if isinstance(info, dict):
-        return {key: without_secrets(value) for key, value in info.items() if key not in SECRETS}
-    if isinstance(info, list):
-        return [without_secrets(item) for item in info]
-    return info

@@ -191,6 +191,12 @@ waiting:
   description: What another run that waits for this server says of its progress; null where none waits.
   returned: always
   type: str
+alarm:
+  description:
+    - What the program C(watch.py) beside the server has reported, a worker that died under a living parent for example;
+      null where it has seen nothing.
+  returned: always
+  type: str
 stacks:
   description:
     - The file with the stacks of parent and workers of a server that lives and does not go on, taken by C(py-spy) from
@@ -213,7 +219,7 @@ from ansible.module_utils import sglang_watch
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Client, need_requests
-from ansible.module_utils.sglang_watch_progress import Progress, waiting
+from ansible.module_utils.sglang_watch_progress import Progress, alarm, waiting
 from ansible.module_utils.sglang_watch_signatures import cause
 from ansible.module_utils.sglang_watch_stacks import HUNG, collect
 from ansible.module_utils.sglang_watch_wait import NotReadyError, Options, Watch
@@ -239,6 +245,7 @@ def empty(message):
         "served_model": None,
         "pid": None,
         "waiting": None,
+        "alarm": None,
         "stacks": None,
         "log_tail": [],
     }
@@ -267,6 +274,7 @@ def result_of(watch, found, log_lines):
         "served_model": watch.served_model,
         "pid": watch.processes.pid,
         "waiting": waiting(watch.release),
+        "alarm": alarm(watch.release),
         "stacks": None,
         "log_tail": [line[:300] for line in watch.log.tail[-log_lines:]] if log_lines else [],
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 
-from ansible.module_utils import sglang_launcher
+from ansible.module_utils import sglang_launch_watch, sglang_launcher
 from ansible.module_utils.sglang_api_key import API_KEY_ENV
 from ansible.module_utils.sglang_proc import MARKER
 
@@ -152,6 +153,7 @@ def launch_files(launch, provider, unit, stop_timeout, log_keep, log_max_mb):
     files = {
         "launch.json": json.dumps(launch, indent=2, ensure_ascii=False) + "\n",
         "launch.py": sglang_launcher.LAUNCH_PY,
+        "watch.py": inspect.getsource(sglang_launch_watch),
     }
     if API_KEY_ENV in launch["env"]:
         files["serve.py"] = sglang_launcher.SERVE_PY

@@ -34,6 +34,13 @@ for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
     hard = resource.getrlimit(limit)[1]
     resource.setrlimit(limit, (hard, hard))
 os.chdir(launch["cwd"])
+watch = os.path.join(here, "watch.py")
+if os.path.exists(watch) and not os.fork():
+    # Without the marker and in a session of its own: it is no process of the server, and the kernel ends it with it.
+    os.setsid()
+    for stream in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    os.execve(argv[0], [argv[0], "-I", "-S", watch, str(os.getppid())], {"PATH": env["PATH"], "LANG": env["LANG"]})
 os.execve(argv[0], argv, env)
 '''
 

@@ -161,6 +161,7 @@ class StartLog:
         self.listening_failed = False
         self._ranks = {}
         self._count = 0
+        self._announced = False
         self._bar = None
         self._crashing = None
         self._failed = set()
@@ -171,8 +172,11 @@ class StartLog:
             self._line(line)
 
     def _line(self, line):
-        if "server_args=ServerArgs(" in line and self._count and self._ranks:
-            self.reset()
+        if "server_args=ServerArgs(" in line:
+            # The parent writes it once; what it wrote before that (warnings of imports) is of the same start.
+            if self._announced or self.phase not in ("spawned", "imports"):
+                self.reset()
+            self._announced = True
         now = self._clock()
         self._count += 1
         self.tail = self.tail[-(self._keep - 1) :] + [line]

@@ -8,6 +8,7 @@ import os
 import time
 
 from ansible.module_utils.sglang_watch import PHASES
+from ansible.module_utils.sglang_watch_processes import state_of
 
 INTERVAL = 1.0
 FILE = os.path.join("run", "progress.json")
@@ -140,3 +141,16 @@ def waiting(release):
     data = read(release)
     fresh = time.time() - data.get("updated", 0) < 10 * INTERVAL
     return data["text"] if data.get("state") == "waiting" and fresh and data.get("waiter") != os.getpid() else None
+
+
+def alarm(release):
+    """Return what the program beside the server has reported of the server that lives now, or None."""
+    try:
+        with open(os.path.join(release, "run", "health.json"), encoding="utf-8") as handle:
+            data = json.load(handle)
+        server = data["server"]
+        reported = data["state"] == "worker_died"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    now = state_of(server["pid"])
+    return data["text"] if reported and now is not None and now[1] == server["start"] else None

@@ -17,7 +17,7 @@ from ansible.utils.display import Display
 
 display = Display()
 # A phase that changes is shown at the next look, one that stays every SHOW seconds.
-LOOK, SHOW = 3.0, 9.0
+LOOK, SHOW = 3.0, 6.0
 
 
 class ActionModule(ActionBase):

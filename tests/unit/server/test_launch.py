@@ -132,7 +132,7 @@ def test_our_variables_cannot_be_taken_away(launch):
 
 def test_check_mode_diff_and_idempotence(launch):
     dry = launch(check=True, diff=True)
-    assert dry["changed"] and dry["written"] == ["launch.json", "launch.py", "supervisor.conf"]
+    assert dry["changed"] and dry["written"] == ["launch.json", "launch.py", "watch.py", "supervisor.conf"]
     assert not launch.release.exists()
     wet = launch(diff=True)
     assert wet == dry
@@ -258,7 +258,7 @@ def test_systemd_unit(awkward):
 
 def test_systemd_accepts_the_unit(launch):
     result = launch(provider="systemd", install_unit=True, python=sys.executable)
-    assert result["files"] == ["launch.json", "launch.py", "sglang-server.service"]
+    assert result["files"] == ["launch.json", "launch.py", "watch.py", "sglang-server.service"]
     assert not result.get("failed"), result
 
 

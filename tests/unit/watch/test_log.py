@@ -100,6 +100,18 @@ def test_observed_causes_do_not_hide_signatures():
     assert cause("stalled", "weights")["advice"]
 
 
+def test_a_second_announcement_is_a_new_start_and_a_warning_before_the_first_is_none():
+    log = StartLog()
+    log.feed(["a warning of an import"])
+    begun = log.phases[0]
+    log.feed(["[2026-01-01 00:00:00] server_args=ServerArgs(model_path='m')"])
+    assert log.phases[0] is begun
+    log.feed(["ValueError: of the first start"])
+    assert log.errors
+    log.feed(["[2026-01-01 00:00:01] server_args=ServerArgs(model_path='m')"])
+    assert not log.errors and log.phase == "imports"
+
+
 def test_a_bar_counts_once_the_slowest_rank_is_in_its_phase():
     log = StartLog()
     log.feed(f"[2026-01-01 00:00:00 TP{rank}] Init torch distributed begin." for rank in (0, 1))

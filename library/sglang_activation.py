@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: sglang_activation
 short_description: Judge whether a release's server runs as asked, and record it
 description:
-  - Compares the arguments of the release's C(launch.json) with the server's own C(/server_info) and with its log.
+  - Reads what the live workers hold, as M(sglang_process_info) does, and compares the arguments of the release's
+    C(launch.json) with the server's own C(/server_info) and with its log.
   - A feature that was asked for and is not active (tensor-parallel size, attention backend, custom all-reduce,
     all-reduce fusion, speculation, quantization, graph capture) is an error under the feature's name. Another argument
     that the engine changed is a warning. One that the server does not report is never taken for active.
@@ -67,7 +68,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 findings:
-  description: All findings, those of O(findings) first.
+  description: All findings, those about the processes first, then those of O(findings).
   returned: always
   type: list
   elements: dict
@@ -92,6 +93,7 @@ from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Call, Client, ClientError, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_proc import launch_of, scan
+from ansible.module_utils.sglang_process_report import report
 from ansible.module_utils.sglang_release_store import without_secrets
 from ansible.module_utils.sglang_watch import LogFollower
 
@@ -100,6 +102,14 @@ def server_of(release):
     """Return ``{pid, start}`` of the release's server process, or None."""
     found = [item for item in scan(release) if item["role"] == "server"]
     return {"pid": found[0]["pid"], "start": found[0]["start"]} if found else None
+
+
+def recorded(processes):
+    """Return a report of processes without their command lines, which launch.json has and which may hold anything."""
+    return {
+        key: [{name: item[name] for name in item if name != "cmdline"} for item in processes[key]]
+        for key in ("processes", "workers")
+    }
 
 
 def on_file(results, server, findings):
@@ -145,15 +155,17 @@ def main():
             msg=f"release: {release}/launch.json is missing or damaged. Build the release again.",
             **result(params["findings"], None),
         )
+    processes = report(launch, os.path.dirname(os.path.dirname(release)))
+    earlier = [*processes["findings"], *params["findings"]]
     limit = params["request_timeout"]
     client = Client(launch["endpoint"], key_for(module, launch))
     try:
         info = Call(client.server_info, limit, limit=limit).wait()
     except ClientError as error:
         asked = finding("verify", "server-info", "error", "The server does not say how it runs.", error, "read its log")
-        found = [*params["findings"], asked]
+        found = [*earlier, asked]
         module.fail_json(msg=summary(errors(found)), **result(found, None))
-    found = [*params["findings"], *judge(launch, info, LogFollower(launch["log"]).read(), params["device"])]
+    found = [*earlier, *judge(launch, info, LogFollower(launch["log"]).read(), params["device"])]
     server = server_of(release)
     results = os.path.join(release, "results")
     path = on_file(results, server, found)
@@ -164,6 +176,7 @@ def main():
         record = dict(
             params["evidence"],
             schema=1,
+            processes=recorded(processes),
             release=os.path.basename(release),
             server=server,
             findings=found,

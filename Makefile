@@ -53,8 +53,8 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks integration releases bench-deploy bench-client
-test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
+.PHONY: test lint unit pythons spec molecule playbooks systemd integration releases bench-deploy bench-client
+test: lint unit pythons spec molecule playbooks systemd integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
 	.venv/bin/ruff check .
@@ -77,6 +77,9 @@ molecule: testenv ## every role by itself; JOBS scenarios at a time
 
 playbooks: testenv ## the verbs: syntax, dry runs, refusals
 	$(PYTEST) tests/playbooks
+
+systemd: testenv ## the same under a real systemd in a container; skipped with the reason where root or a package is missing
+	$(PYTEST) tests/systemd
 
 integration: testenv ## deploy, switch, crash and roll back with the real server
 	$(PYTEST) tests/integration

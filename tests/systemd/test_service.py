@@ -36,6 +36,15 @@ def add_unmarked(host):
     return pid
 
 
+def test_the_unit_needs_the_operators_word(other):
+    """Nothing outside the root without it, and the message says how."""
+    refusal = other.render("r1", install_unit=False)
+    assert refusal["failed"], refusal
+    for words in (other.link_path, "outside the root", "sglang_server_install_unit: true", "provider: supervisor"):
+        assert words in refusal["msg"]
+    assert other.link is None and not other.root.exists()
+
+
 def test_a_start_that_dies_at_once(other):
     """The first error of the log is the message, and it is tried once."""
     other.render("r1", env={"FAKE_SGLANG_SCRIPT": '{"nonsense": 1}'})
@@ -47,30 +56,24 @@ def test_a_start_that_dies_at_once(other):
 
 
 def test_stop_takes_what_only_systemd_knows(other):
-    """Workers in sessions of their own, and a child that lost the marker: the control group holds them."""
-    started(other, "r2", setsid=True, orphans=True)
+    """A server deaf to SIGTERM, workers in sessions of their own, a child without marker: all are in the group."""
+    started(other, "r2", ignore_term=True, setsid=True, orphans=True)
     add_unmarked(other)
-    result = other.service("stopped")
+    result = other.service("stopped", stop_timeout=1)
     assert result["changed"] and not result["failed"], result
+    assert [item["role"] for item in result["killed"]].count("server") == 1, result
     other.nothing_runs()
     assert other.service("stopped")["changed"] is False
 
 
 def test_crash_takes_the_children_that_left(other):
     """SIGKILL of the server alone; the workers would outlive it."""
-    started(other, "r2", setsid=True, orphans=True)
+    started(other, "r3", setsid=True, orphans=True)
     add_unmarked(other)
     assert len(marked(other.root)) > 1
     os.kill(other.server, signal.SIGKILL)
     wait_for(lambda: other.unit("ActiveState") == "failed", "the unit has failed", 15)
     other.nothing_runs("failed")
-
-
-def test_a_server_that_ignores_sigterm(other):
-    started(other, "r3", ignore_term=True)
-    result = other.service("stopped", stop_timeout=1)
-    assert [item["role"] for item in result["killed"]].count("server") == 1, result
-    other.nothing_runs()
 
 
 def test_the_unit_of_another_root_is_left_alone(other, make_host):

@@ -235,7 +235,7 @@ class Service:
                 if cpu_seconds(pid) >= _SETTLE_CPU_SECONDS or time.monotonic() - seen >= _SETTLE_SECONDS:
                     break
             elif seen or not pid:
-                self._died(state)
+                self._died(self._last_state())
             elif time.monotonic() >= end:
                 self._died(f"no server process after {self.p['start_timeout']} s, {state}")
             time.sleep(0.03)
@@ -243,6 +243,15 @@ class Service:
         note = {"pgid": server["pgid"], "start": server["start"], "boot_id": sglang_proc.boot_id()}
         write_if_changed(sglang_proc.record_path(self.release), json.dumps(note) + "\n")
         self._record("start", pid=server["pid"], killed=[item["pid"] for item in self.out["killed"]])
+
+    def _last_state(self):
+        """Return the service manager's state of a server that is gone; it may learn of the death a moment after us."""
+        end = time.monotonic() + 2
+        while True:
+            pid, state = self.provider.pid()
+            if not pid or time.monotonic() >= end:
+                return state
+            time.sleep(0.03)
 
     def _died(self, state):
         tail = log_tail(self.launch["log"], 200)

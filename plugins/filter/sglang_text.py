@@ -66,7 +66,8 @@ def _lock(holder):
     if not holder:
         return "free"
     run = holder["run"]
-    return f"held by {run.get('user')} on {run.get('controller')} since {holder['since']} for {holder.get('variant') or 'no variant'}"
+    what = holder.get("variant") or "no variant"
+    return f"held by {run.get('user')} on {run.get('controller')} since {holder['since']} for {what}"
 
 
 def status_lines(info, probe, processes, endpoint):

@@ -122,7 +122,7 @@ EXAMPLES = r"""
   sglang_launch:
     root: /opt/sglang
     release: /opt/sglang/releases/20260101T000000Z-baseline-0a1b2c3d
-    python: /root/ml-env/bin/python3
+    python: /opt/ml-env/bin/python3
     model_path: /shared/kimi-k2.5-int4
     host: 0.0.0.0
     port: 8000
@@ -150,7 +150,7 @@ argv:
   returned: success
   type: list
   elements: str
-  sample: [/root/ml-env/bin/python3, -m, sglang.launch_server, --model-path, /shared/kimi-k2.5-int4]
+  sample: [/opt/ml-env/bin/python3, -m, sglang.launch_server, --model-path, /shared/kimi-k2.5-int4]
 log:
   description: Path of the server's log.
   returned: success

@@ -82,7 +82,7 @@ EXAMPLES = r"""
     state: started
     root: /opt/sglang
     release: /opt/sglang/releases/20260101T000000Z-baseline-0a1b2c3d
-    python: /root/ml-env/bin/python3
+    python: /opt/ml-env/bin/python3
     supervisor_lock: "{{ lookup('ansible.builtin.file', 'supervisor.lock') }}"
 
 - name: Stop the server

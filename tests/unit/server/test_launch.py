@@ -34,7 +34,7 @@ def launch(run_module, tmp_path):
             "root": str(tmp_path),
             "release": str(tmp_path / "releases" / "r1"),
             "provider": "supervisor",
-            "python": "/root/ml-env/bin/python3",
+            "python": "/opt/ml-env/bin/python3",
             "model_path": "/shared/kimi-k2.5-int4",
             "host": "0.0.0.0",
             "port": "8000",
@@ -165,7 +165,7 @@ def test_api_key_is_in_its_file_alone(launch):
     result = launch(diff=True, api_key=key)
     key_file = launch.root / "secrets" / "api_key"
     assert result["changed"] and key not in json.dumps(result)
-    assert result["argv"][:2] == ["/root/ml-env/bin/python3", f"{launch.release}/serve.py"]
+    assert result["argv"][:2] == ["/opt/ml-env/bin/python3", f"{launch.release}/serve.py"]
     assert key_file.read_text() == key + "\n" and stat.S_IMODE(key_file.stat().st_mode) == 0o600
     assert content(launch)["env"]["SGLANG_DEPLOY_API_KEY_FILE"] == str(key_file)
     assert all(key not in path.read_text() for path in launch.release.iterdir() if path.is_file())

@@ -54,7 +54,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 ## --- the tests
 
 .PHONY: test lint unit pythons spec molecule playbooks systemd integration releases bench-deploy bench-client
-test: lint unit pythons spec molecule playbooks systemd integration ## run everything below, up to integration
+test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
 	.venv/bin/ruff check .
@@ -78,7 +78,7 @@ molecule: testenv ## every role by itself; JOBS scenarios at a time
 playbooks: testenv ## the verbs: syntax, dry runs, refusals
 	$(PYTEST) tests/playbooks
 
-systemd: testenv ## the same under a real systemd in a container; skipped with the reason where root or a package is missing
+systemd: testenv ## the verbs under a real systemd in a container, or skipped with the reason; not part of test
 	$(PYTEST) tests/systemd
 
 integration: testenv ## deploy, switch, crash and roll back with the real server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
 from ansible.module_utils.sglang_patching import family_of
+from ansible.module_utils.sglang_release_store import names_secret
 from ansible.module_utils.sglang_variant_schema import matches
 from packaging.version import Version
 
@@ -108,6 +109,17 @@ def unread(variant, _patches, context):
                 seen,
                 f"declare an engine {releases}, or leave it out",
             )
+
+
+@rule("env-secret", "error", "A secret in a variant is written into a file that every user of the host can read.")
+def secret_variable(variant, _patches, _context):
+    """A variable whose name says that it holds a secret; its value is not shown."""
+    for section in ("env", "nccl"):
+        for name, value in variant[section].items():
+            if value not in (None, "") and (names_secret(name) or name.upper().endswith("TOKEN")):
+                seen = f"set by {variant['origins'].get(f'{section}.{name}', 'unknown')}"
+                advice = f"leave it out of the variant and give it as sglang_server_env: {{{name}: ...}}"
+                yield f"{section}.{name} would write a secret into site/sitecustomize.py", seen, advice
 
 
 def refused_by_flashinfer(context):

@@ -40,11 +40,16 @@ def canonical(value):
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
+def names_secret(name):
+    """Return whether a key or a variable of this name holds a secret."""
+    return bool(_SECRET.search(str(name)))
+
+
 def without_secrets(value):
     """Return a copy in which the value of every key that names a secret is replaced; lists and dicts at any depth."""
     if isinstance(value, dict):
         return {
-            key: "(not recorded)" if _SECRET.search(str(key)) and item not in (None, "") else without_secrets(item)
+            key: "(not recorded)" if names_secret(key) and item not in (None, "") else without_secrets(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):

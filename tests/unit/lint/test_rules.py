@@ -270,6 +270,21 @@ CASES = {
         ],
         "env.SGLANG_",
     ),
+    "env-secret": (
+        [
+            {"env": {"HF_TOKEN": "hunter2"}},
+            {"env": {"AWS_SECRET_ACCESS_KEY": "hunter2"}},
+            {"env": {"OPENAI_API_KEY": "hunter2"}},
+            {"env": {"proxy_password": "hunter2"}},
+            {"nccl": {"NCCL_NET_SECRET": "hunter2"}},
+        ],
+        [
+            {"env": {"TOKENIZERS_PARALLELISM": "false"}},
+            {"env": {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "4096"}},
+            {"env": {"HF_TOKEN": None}},
+        ],
+        "sglang_server_env",
+    ),
     "fusion-gate": (
         [
             {"patches": SM120, "engine": "0.5.9"},
@@ -403,6 +418,7 @@ def test_fusion_refusal_has_three_facts_and_three_ways_out(lint):
 
 def test_a_secret_is_not_repeated(lint):
     assert "hunter2" not in str(lint(args={"api-key": "hunter2"}))
+    assert "hunter2" not in str(lint(env={"HF_TOKEN": "hunter2"}))
 
 
 def test_errors_come_first(lint):

@@ -84,10 +84,18 @@ def record(release, event):
     line.update(event, release=os.path.basename(release))
     path = os.path.join(os.path.dirname(os.path.dirname(release)), "ledger.jsonl")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.write(descriptor, (json.dumps(line, sort_keys=True) + "\n").encode("ascii"))
+            data = (json.dumps(line, sort_keys=True) + "\n").encode("ascii")
+            size = os.fstat(descriptor).st_size
+            # As sglang_ledger.append, which this program cannot import: end a torn line, and leave no torn one.
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            written = os.write(descriptor, data)
+            if written != len(data):
+                os.ftruncate(descriptor, size)
+                raise OSError(f"only {written} of {len(data)} bytes were written; is the disk full?")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

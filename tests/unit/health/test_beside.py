@@ -102,6 +102,25 @@ def test_a_stop_that_ends_the_workers_first_is_no_death(watched, tmp_path):
     assert note(release)["state"] == "watching" and not sglang_ledger.read(str(tmp_path))[0]
 
 
+@pytest.mark.parametrize("before", ["", '{"event": "old"}\n', '{"event": "ol'])
+def test_a_torn_line_does_not_swallow_the_death(tmp_path, before):
+    (tmp_path / "ledger.jsonl").write_text(before)
+    sglang_launch_watch.record(str(tmp_path / "releases/r1"), {"event": "worker_died", "pid": 7})
+    events, problems = sglang_ledger.read(str(tmp_path))
+    assert [item["pid"] for item in events if item["event"] == "worker_died"] == [7]
+    assert len(problems) == (before != "" and not before.endswith("\n"))
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ledger.jsonl").write_text('{"event": "old"}\n')
+    real = os.write
+    monkeypatch.setattr(sglang_launch_watch.os, "write", lambda descriptor, data: real(descriptor, data[:9]))
+    sglang_launch_watch.record(str(tmp_path / "releases/r1"), {"event": "worker_died", "pid": 7})
+    monkeypatch.undo()
+    assert (tmp_path / "ledger.jsonl").read_text() == '{"event": "old"}\n'
+    assert "is the disk full?" in capsys.readouterr().err
+
+
 def test_an_alarm_of_an_earlier_start_counts_no_more(tmp_path):
     (tmp_path / "run").mkdir()
     mine = sglang_launch_watch.stat_of(os.getpid())[3]

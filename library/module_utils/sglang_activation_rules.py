@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ansible.module_utils.sglang_findings import finding
 
 RUNG = "verify"
@@ -31,6 +33,17 @@ FEATURES = {
     "quantization": "quantization",
     "disable_cuda_graph": "graph-capture",
 }
+
+FUSION = ("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend")
+# SGLang's words (0.5.9 to 0.5.23) for fusion that was asked and does not run; /server_info shows it as on all the same.
+FUSION_OFF = re.compile(
+    r"flashinfer\.comm .*falling back to standard implementation|allreduce_fusion API is not available"
+    r"|FlashInfer comm not available, skipping workspace|Failed to initialize FlashInfer workspace"
+    r"|Skipping allreduce fusion|FlashInfer all-?reduce fusion disabled|allreduce fusion is forcibly disabled",
+    re.IGNORECASE,
+)
+# Its only proof: the workspace that the fused kernel works in.
+FUSION_ON = re.compile(r"FlashInfer (?:AllReduce Fusion enabled and )?workspace initialized")
 
 
 def field_of(flag):
@@ -109,13 +122,35 @@ def speculation(launch, info):
     ]
 
 
-def from_log(info, lines):
-    """Return findings on features that only the log shows; for a GPU host.
+def fusion(launch, lines):
+    """Return a finding where all-reduce fusion was asked and the log shows it switched off, or nothing that proves it.
 
     :param lines: the log of this start.
     """
+    asked = (launch.get("expect") or {}).get("args") or {}
+    if not any(field_of(flag) in FUSION and value not in (None, False) for flag, value in asked.items()):
+        return []
+    off = next((line for line in lines if FUSION_OFF.search(line)), None)
+    if off:
+        message = "All-reduce fusion was asked for and SGLang switched it off; /server_info does not say so."
+        advice = "mend what the line names, or take a variant without fusion"
+        return [finding(RUNG, "allreduce-fusion", "error", message, off[:300], advice)]
+    if any(FUSION_ON.search(line) for line in lines):
+        return []
+    message = "All-reduce fusion was asked, not proven: the log shows neither its workspace nor a refusal."
+    advice = "check that the log was not cut, and that the patch is for these GPUs"
+    return [finding(RUNG, "allreduce-fusion", "warning", message, "no line 'workspace initialized'", advice)]
+
+
+def from_log(launch, info, lines):
+    """Return findings on features that only the log shows; for a GPU host.
+
+    :param launch: content of ``launch.json``.
+    :param info: answer of ``/server_info``.
+    :param lines: the log of this start.
+    """
     text = "\n".join(lines)
-    found = []
+    found = fusion(launch, lines)
     if not info.get("disable_cuda_graph") and "Capture cuda graph end" not in text:
         found.append(
             finding(
@@ -154,4 +189,4 @@ def judge(launch, info, lines, device):
     :param device: ``cuda`` or ``cpu``, as declared for the host.
     """
     found = arguments(launch, info) + speculation(launch, info)
-    return found + (not_exercised(launch) if device == "cpu" else from_log(info, lines))
+    return found + (not_exercised(launch) if device == "cpu" else from_log(launch, info, lines))

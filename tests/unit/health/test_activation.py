@@ -84,8 +84,55 @@ def test_a_cpu_never_passes_what_it_cannot_run():
 
 def test_the_log_shows_what_the_arguments_do_not():
     line = "Setup Custom allreduce failed with CUDART error: peer access is not supported"
-    found = rules.from_log(dict(INFO, disable_custom_all_reduce=False), [line])
+    found = rules.from_log(launch(), dict(INFO, disable_custom_all_reduce=False), [line])
     assert names(found) == [("graph-capture", "warning"), ("custom-all-reduce", "warning")]
+
+
+FUSED = "[2026-11-29 10:00:00 TP0] FlashInfer workspace initialized for rank 0, world_size 8"
+FUSED_LATER = (
+    "[2026-11-29 10:00:00 TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
+    "world_size=8, max_token_num=2048, hidden_dim=7168"
+)
+# What SGLang 0.5.9 to 0.5.23 say where they go on without fusion; in brackets the reason, which is ours here.
+UNFUSED = [
+    "flashinfer.comm is not available, falling back to standard implementation",
+    "flashinfer.comm unified allreduce_fusion API is not available, falling back to standard implementation",
+    "flashinfer.comm allreduce_fusion API is not available (No module named 'cuda.tile'), falling back to standard "
+    "implementation",
+    "FlashInfer comm not available, skipping workspace initialization",
+    "Failed to initialize FlashInfer workspace: No supported CUDA architectures found for major versions [9, 10]. "
+    "Disabling flashinfer allreduce fusion permanently.",
+    "Failed to initialize FlashInfer workspace (backend=trtllm): out of memory. "
+    "Disabling flashinfer allreduce fusion permanently.",
+    "FlashInfer workspace preflight probe failed (CUDA_ERROR_NOT_SUPPORTED). Skipping allreduce fusion.",
+    "FlashInfer allreduce fusion disabled globally because workspace initialization failed on at least one rank.",
+    "FlashInfer AllReduce fusion disabled: the 8 ranks of this group are not confirmed to share one NVLink clique",
+]
+
+
+@pytest.mark.parametrize("flag", ["enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"])
+def test_fusion_is_proven_by_its_workspace_only(flag):
+    value = True if flag.startswith("enable") else "auto"
+    info = dict(INFO, **{flag: value})
+    captured = "Capture cuda graph end."
+    for line in (FUSED, FUSED_LATER):
+        assert rules.judge(launch(**{flag: value}), info, [captured, line], "cuda") == []
+    found = rules.judge(launch(**{flag: value}), info, [captured, "Decode batch"], "cuda")
+    assert names(found) == [("allreduce-fusion", "warning")]
+    assert "asked, not proven" in found[0]["message"]
+
+
+@pytest.mark.parametrize("line", UNFUSED)
+def test_fusion_that_the_log_switches_off_is_an_error_whatever_server_info_says(line):
+    asked, info = launch(enable_flashinfer_allreduce_fusion=True), dict(INFO, enable_flashinfer_allreduce_fusion=True)
+    # One rank that fused does not make up for another one that did not.
+    lines = ["Capture cuda graph end.", FUSED, f"[2026-11-29 10:00:00 TP1] {line}"]
+    found = rules.judge(asked, info, lines, "cuda")
+    assert names(found) == [("allreduce-fusion", "error")]
+    assert line[:60] in found[0]["evidence"]
+    # Nobody asked for it: no fault.
+    assert rules.judge(launch(), info, lines, "cuda") == []
+    assert names(rules.judge(asked, info, lines, "cpu")) == [("not-exercised", "info")] * 3
 
 
 def test_one_start_is_recorded_once_and_without_keys(start, health, run_module):

@@ -126,6 +126,7 @@ plan:
       C(compared).
     - C(previous) is what a failure brings back; the current release where it is promoted, else the one promoted last,
       and never the planned release itself.
+    - C(problems), such as a torn manifest, stop nothing; each is a warning of the task as well.
   returned: always
   type: dict
   sample:

@@ -71,7 +71,8 @@ def _under_new_lock(params, check, work):
         if taken:
             sglang_lock.release(params["root"], params["run"])
         raise
-    result["warnings"] = warnings + result["warnings"]
+    # They stop nothing and nobody prints a plan: an operator sees them as warnings or not at all.
+    result["warnings"] = warnings + result["warnings"] + result["plan"]["problems"]
     return result
 
 

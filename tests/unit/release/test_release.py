@@ -269,6 +269,19 @@ def test_torn_manifest_is_named_and_not_used(host):
     assert host.call("target")["failed"]
 
 
+@pytest.mark.parametrize("state", ["compared", "locked", "target"])
+def test_problems_of_a_plan_are_warnings_of_the_task(host, state):
+    torn, _kept, _current = host.deploy("baseline"), host.deploy("fewchan"), host.deploy("fusion")
+    args = {"variant": "fusion", "inputs": {"args": {"variant": "fusion"}}}
+    assert host.root not in str(host.ok(state, **args).get("warnings"))
+    (host.path(torn) / "manifest.json").write_text('{"schema": 1, "id"')
+    result = host.ok(state, **args)
+    problems = result["plan"]["problems"]
+    assert len(problems) == 1 and torn in problems[0]
+    assert any(problems[0] in str(text) for text in result["warnings"])
+    assert not result["plan"]["drift"]
+
+
 def test_link_that_is_none_of_ours(host):
     release = host.build()
     os.symlink("/etc", os.path.join(host.root, "current"))

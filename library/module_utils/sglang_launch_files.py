@@ -8,6 +8,7 @@ import re
 
 from ansible.module_utils import sglang_launch_watch, sglang_launcher
 from ansible.module_utils.sglang_api_key import API_KEY_ENV
+from ansible.module_utils.sglang_managed_flags import MANAGED
 from ansible.module_utils.sglang_proc import MARKER
 
 SCHEMA = 1
@@ -21,18 +22,6 @@ _LEADING = (
     "host",
     "port",
 )
-# Flags with an input of their own, with their aliases: given twice, the later one would silently win.
-_RESERVED = {
-    "model-path": "sglang_server_model_path",
-    "model": "sglang_server_model_path",
-    "served-model-name": "sglang_server_served_model_name",
-    "tp-size": "sglang_server_tp_size",
-    "tensor-parallel-size": "sglang_server_tp_size",
-    "tp": "sglang_server_tp_size",
-    "host": "sglang_server_host",
-    "port": "sglang_server_port",
-    "api-key": "sglang_server_api_key or sglang_server_api_key_file",
-}
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -71,8 +60,8 @@ def server_flags(model_path, served_model_name, host, port, tp_size, args):
     :raises ValueError: a flag of ``args`` has an input of its own, or is not valid.
     """
     for flag in args:
-        if flag in _RESERVED:
-            raise ValueError(f"flag '{flag}' has an input of its own: use {_RESERVED[flag]}, not sglang_server_args")
+        if flag in MANAGED:
+            raise ValueError(f"flag '{flag}' is not for sglang_server_args: use {MANAGED[flag]}")
     own = {
         "model-path": model_path,
         "served-model-name": served_model_name or None,

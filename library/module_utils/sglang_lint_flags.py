@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ansible.module_utils.sglang_lint_rules import rule
+from ansible.module_utils.sglang_managed_flags import MANAGED
 from ansible.module_utils.sglang_variant_flags import cast
 from ansible.module_utils.sglang_variant_schema import near
 
@@ -16,17 +17,6 @@ RENAMED = {
     "enable-flashinfer-allreduce-fusion": ("flashinfer-allreduce-fusion-backend",),
     "flashinfer-allreduce-fusion-backend": ("enable-flashinfer-allreduce-fusion",),
     "speculative-draft-model": ("speculative-draft-model-path",),
-}
-# Inputs of the deployment, rendered into the command line from there.
-MANAGED = {
-    "model-path": "sglang_server_model_path",
-    "model": "sglang_server_model_path",
-    "host": "sglang_server_host",
-    "port": "sglang_server_port",
-    "tp-size": "sglang_server_tp_size",
-    "tensor-parallel-size": "sglang_server_tp_size",
-    "served-model-name": "sglang_server_served_model_name",
-    "config": "the variant's args",
 }
 SECRET = ("api-key", "admin-api-key", "ssl-keyfile-password")
 
@@ -121,9 +111,9 @@ def ignored(variant, _patches, _context):
 
 @rule("flag-managed", "error", "The flag is an input of the deployment and not of a variant.")
 def managed(variant, _patches, _context):
-    """A flag that the deployment renders itself; twice on one command line, the last would win in silence."""
+    """A flag that the deployment renders itself; a secret has a rule of its own."""
     for flag, _value in given(variant):
-        if flag in MANAGED:
+        if flag in MANAGED and flag not in SECRET:
             yield f"args.{flag} is set by the deployment", f"set by {origin(variant, flag)}", f"use {MANAGED[flag]}"
 
 

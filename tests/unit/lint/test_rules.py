@@ -220,8 +220,8 @@ CASES = {
         "--num-continuous-decode-steps",
     ),
     "flag-managed": (
-        [{"args": {"port": 8000}}, {"args": {"model-path": "/m"}}, {"args": {"tensor-parallel-size": 8}}],
-        [{"args": {"port": None}}, {"args": {"trust-remote-code": True}}],
+        [{"args": {"port": 8000}}, {"args": {"tensor-parallel-size": 8}}, {"args": {"tp": 8}}],
+        [{"args": {"port": None}}, {"args": {"api-key": "hunter2"}}, {"args": {"trust-remote-code": True}}],
         "use sglang_server_",
     ),
     "flag-secret": ([{"args": {"api-key": "hunter2"}}], [{"args": {"enable-metrics": True}}], "args.api-key"),

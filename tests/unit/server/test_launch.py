@@ -91,6 +91,7 @@ def test_flag_values(args, flags):
         ({"tp-size": 8}, "use sglang_server_tp_size"),
         ({"tp": 8}, "use sglang_server_tp_size"),
         ({"api-key": "x"}, "use sglang_server_api_key"),
+        ({"config": "/etc/sglang.yaml"}, "not for sglang_server_args"),
         ({"stop": []}, "empty list"),
     ],
 )

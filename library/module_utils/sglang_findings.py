@@ -37,14 +37,16 @@ def errors(findings):
     return [item for item in findings if item["level"] == "error"]
 
 
+def line(item):
+    """Return one finding as a line: rung, rule, message, evidence and way out."""
+    text = f"[{item['rung']}/{item['rule']}] {item['message']}"
+    if item.get("evidence"):
+        text += f" Seen: {item['evidence']}."
+    if item.get("advice"):
+        text += f" Way out: {item['advice']}."
+    return text
+
+
 def summary(findings):
-    """Return one readable text for a task's ``msg``: each finding with its rung, rule, evidence and way out."""
-    lines = []
-    for item in findings:
-        line = f"[{item['rung']}/{item['rule']}] {item['message']}"
-        if item["evidence"]:
-            line += f" Seen: {item['evidence']}."
-        if item["advice"]:
-            line += f" Way out: {item['advice']}."
-        lines.append(line)
-    return "\n".join(lines)
+    """Return one readable text for a task's ``msg``, a line for each finding."""
+    return "\n".join(line(item) for item in findings)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
+
+import ansible.module_utils
+
+MODULE_UTILS = str(pathlib.Path(__file__).resolve().parents[2] / "library" / "module_utils")
+if MODULE_UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(MODULE_UTILS)
+
+from ansible.module_utils.sglang_findings import line  # noqa: E402
+
 
 def finding_lines(findings):
     """Return one line for each finding: level, rung/rule, message, evidence and way out."""
-    lines = []
-    for item in findings:
-        line = f"{item['level']} [{item['rung']}/{item['rule']}] {item['message']}"
-        if item.get("evidence"):
-            line += f" Seen: {item['evidence']}."
-        if item.get("advice"):
-            line += f" Way out: {item['advice']}."
-        lines.append(line)
-    return lines
+    return [f"{item['level']} {line(item)}" for item in findings]
 
 
 def verdict(hosts, names):

@@ -1,19 +1,26 @@
-"""The verdict over all hosts, for machines."""
+"""The verdict over all hosts, for machines, and the lines for people."""
 
 from __future__ import annotations
 
 import importlib.util
 
 import pytest
+from ansible.module_utils.sglang_findings import summary
 
 
 @pytest.fixture
-def verdict(repository):
-    """Return the filter sglang_verdict."""
+def text(repository):
+    """Return the filters of plugins/filter/sglang_text.py."""
     spec = importlib.util.spec_from_file_location("sglang_text", repository / "plugins/filter/sglang_text.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.FilterModule().filters()["sglang_verdict"]
+    return module.FilterModule().filters()
+
+
+@pytest.fixture
+def verdict(text):
+    """Return the filter sglang_verdict."""
+    return text["sglang_verdict"]
 
 
 def finding(rule, level):
@@ -36,3 +43,11 @@ def test_one_error_on_one_host_refuses_all(verdict):
 def test_a_host_that_was_not_asked_is_no_good_host(verdict):
     answer = verdict({"gpu01": {"__host_preflight_reported": []}, "gpu02": {}}, ["gpu01", "gpu02"])
     assert answer["failures"] == ["not-checked"] and answer["hosts"]["gpu01"]["ok"]
+
+
+@pytest.mark.parametrize("level", ["error", "info"])
+def test_lines_are_those_of_the_modules_with_the_level_in_front(text, level):
+    found = [dict(finding("gpu", level), evidence="2 GPUs", advice="declare them"), finding("iommu", level)]
+    lines = text["sglang_finding_lines"](found)
+    assert lines[0] == f"{level} [precheck/gpu] x. Seen: 2 GPUs. Way out: declare them."
+    assert lines == [f"{level} {line}" for line in summary(found).splitlines()]

@@ -75,7 +75,7 @@ def gaps(item):
     return out
 
 
-def degenerate(text):
+def repetitive(text):
     """Tell whether an answer of at least 16 words repeats itself: under a fifth of its triples of words differ."""
     words = text.split()
     if len(words) < 16:
@@ -128,7 +128,7 @@ def metrics(records):
         output_tokens_mean=round(tokens / len(done), 2),
         output_tokens_total=tokens,
         cached_tokens_total=sum(cached) if cached else None,
-        degenerate_share=round(sum(degenerate(item["text"]) for item in done) / len(done), 4),
+        degenerate_share=round(sum(repetitive(item["text"]) for item in done) / len(done), 4),
     )
     for name in SPREAD:
         out.update({f"{name}_{part}": value for part, value in spread(series[name]).items()})

@@ -158,7 +158,6 @@ class StartLog:
         self.errors = []
         self.fatal = None
         self.nccl_seen = False
-        self.listening_failed = False
         self._ranks = {}
         self._count = 0
         self._announced = False

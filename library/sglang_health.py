@@ -7,7 +7,6 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: sglang_health
 short_description: Wait until the server of a release is ready, proven by real generations
-version_added: "1.0.0"
 description:
   - Follows log, processes and endpoint of one release at once, from the start of the server to its first answers.
   - Ready means that the server process and all workers live, that the process behind the port carries the release's

@@ -141,6 +141,7 @@ from ansible.module_utils.sglang_answer_rules import EXPECTED, RUNG, known_answe
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Client, need_requests
 from ansible.module_utils.sglang_findings import finding
+from ansible.module_utils.sglang_lock import kept_fresh
 from ansible.module_utils.sglang_proc import launch_of
 from ansible.module_utils.sglang_watch_processes import Processes
 
@@ -236,7 +237,8 @@ def main():
     findings += found
     # A server that does not answer a question at all needs no soak to be refused.
     if params["soak_requests"] > 0 and not module.check_mode and len(answers) == len(params["known_answers"]):
-        found, soaked = run_soak(client, release, params)
+        with kept_fresh(os.path.dirname(os.path.dirname(release))):
+            found, soaked = run_soak(client, release, params)
         findings += found
     module.exit_json(**result())
 

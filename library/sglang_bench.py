@@ -31,7 +31,7 @@ options:
   release:
     description:
       - Release directory. Its C(launch.json) tells endpoint and served model name, results go below it, and the
-        ledger lies two directories above it.
+        ledger lies two directories above it, beside the deploy lock, whose heartbeat the run renews.
     type: path
   url:
     description: Base URL of the server, without C(/v1). Wins over the endpoint of O(release). One of both is needed.
@@ -207,6 +207,7 @@ from ansible.module_utils.sglang_bench_run import InputError, check, event, meas
 from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_ledger import append
+from ansible.module_utils.sglang_lock import kept_fresh, without_alive
 from ansible.module_utils.sglang_proc import launch_of
 
 try:
@@ -275,11 +276,13 @@ def main():
     except InputError as error:
         module.fail_json(msg=str(error), **empty(params, None))
     key = key_for(module, launch_of(release) if release else {})
-    document = measure({**params, "release": release, "url": url, "model": model, "api_key": key})
+    root = params["root"] or (os.path.dirname(os.path.dirname(release)) if release else None)
+    run = params["run"] and without_alive(params["run"])
+    with kept_fresh(root):
+        document = measure({**params, "release": release, "url": url, "model": model, "api_key": key, "run": run})
     result = {key: document[key] for key in KEYS}
     result.update(server=document["server"], seed=document["workload"]["seed"], result_path=None, skipped_reason=None)
     directory = params["results_dir"] or (os.path.join(release, "results") if release else None)
-    root = params["root"] or (os.path.dirname(os.path.dirname(release)) if release else None)
     try:
         if directory:
             result["result_path"] = write(document, directory)

@@ -162,11 +162,13 @@ elapsed:
   sample: 97.4
 """
 
+import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_engine import EngineError, describe
 from ansible.module_utils.sglang_engine_build import build, check_inputs, refuse_gpu
+from ansible.module_utils.sglang_lock import kept_fresh
 
 
 def provide(module, result):
@@ -197,7 +199,11 @@ def provide(module, result):
         "after": f"engine {before['id']} on {base['executable']}, Python {base['python_version']}\n{params['lock']}",
     }
     if not module.check_mode:
-        result["engine"] = build(declared, params["lock"], params["standins"], params["pip_args"], params["timeout"])
+        # The playbooks keep the engines directly below the root; elsewhere there is no lock to keep fresh.
+        with kept_fresh(os.path.dirname(declared["root"].rstrip("/"))):
+            result["engine"] = build(
+                declared, params["lock"], params["standins"], params["pip_args"], params["timeout"]
+            )
 
 
 def main():

@@ -17,7 +17,8 @@ description:
   - A server that lives and is silent for longer than its phase allows has stalled. Slow is not stalled, and a kernel
     that is being compiled is not silence.
   - While it waits, C(run/progress.json) of the release says how far it is, and the action of the same name shows that
-    on the controller's standard error every few seconds, whatever the callback. A wait ends with its controller.
+    on the controller's standard error every few seconds, whatever the callback. A wait ends with its controller, and
+    renews the heartbeat of the deploy lock two directories above the release.
   - It needs the Python package C(requests), which the engine has; O(python) names the engine's interpreter.
 author:
   - the sglang deploy authors
@@ -218,6 +219,7 @@ from ansible.module_utils import sglang_watch
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_client import Client, need_requests
+from ansible.module_utils.sglang_lock import kept_fresh
 from ansible.module_utils.sglang_watch_progress import Progress, alarm, waiting
 from ansible.module_utils.sglang_watch_signatures import cause
 from ansible.module_utils.sglang_watch_stacks import HUNG, collect
@@ -376,7 +378,8 @@ def main():
     client = Client(launch["endpoint"], key_for(module, launch))
     watch = Watch(release, launch, client, options, params["pid"], progress, unheard)
     try:
-        watch.probe() if once else watch.wait()
+        with kept_fresh(None if once else os.path.dirname(os.path.dirname(release))):
+            watch.probe() if once else watch.wait()
         found = None
     except NotReadyError as problem:
         found = problem.cause

@@ -58,7 +58,8 @@ options:
   break_lock:
     description:
       - Take the lock from a run on another controller that has shown no sign of life for 15 minutes. A run whose
-        process is known to be gone loses the lock without it, a living one keeps it in spite of it.
+        process is known to be gone, on this host or on the controller of O(run), loses the lock without it, a living
+        one keeps it in spite of it.
     type: bool
     default: false
   owner:

@@ -32,8 +32,10 @@ EXAMPLES = r"""
 RETURN = r"""
 run:
   description: >-
-    The run: C(id), C(time) (UTC), C(controller) (host name), C(boot_id), C(pid) and C(pid_start) (ticks since boot) of
-    the C(ansible-playbook) process, and C(user).
+    The run: C(id), C(time) (UTC), C(controller) (host name), C(boot_id), C(pid_ns) (its PID namespace, empty where a
+    later run could not look for the process), C(pid) and C(pid_start) (ticks since boot) of the C(ansible-playbook)
+    process, C(user), and C(alive), the C([pid, ticks]) of the controller's living processes with C(ansible) in an
+    argument, by which the lock tells a killed run from a living one. C(alive) is recorded nowhere.
   returned: always
   type: dict
   sample:
@@ -41,9 +43,11 @@ run:
     time: "2026-01-02T03:04:05Z"
     controller: ops1
     boot_id: 00000000-0000-0000-0000-000000000000
+    pid_ns: "pid:[4026531836]"
     pid: 4711
     pid_start: 123456
     user: operator
+    alive: [[4711, 123456]]
 """
 
 from ansible.module_utils.basic import AnsibleModule

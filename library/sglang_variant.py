@@ -133,7 +133,7 @@ findings:
   type: list
   elements: dict
 run:
-  description: Names this run of the playbook in the lock and in the ledger.
+  description: Names this run of the playbook in the lock and in the ledger; see C(sglang_run).
   returned: always
   type: dict
   sample:
@@ -141,9 +141,11 @@ run:
     time: "2026-01-01T12:00:00Z"
     controller: deploy01
     boot_id: 6f0c2e2e-0000-4000-8000-000000000000
+    pid_ns: "pid:[4026531836]"
     pid: 4711
     pid_start: 123456
     user: deploy
+    alive: [[4711, 123456]]
 difference:
   description: For each path that differs, the value of both variants; null stands for "not set".
   returned: when O(against) is given

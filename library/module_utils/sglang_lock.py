@@ -1,7 +1,7 @@
 """The deploy lock ``<root>/lock``: JSON ``{schema, run, variant, since}`` naming the run that may change the root.
 
 Reading and writing happen under a short flock of ``<root>/.lock.guard``; the lock itself outlives the process that took
-it, since one run is many module calls. Its modification time is the heartbeat.
+it, since one run is many module calls. Its modification time is the heartbeat, which waiting modules renew.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 
 from ansible.module_utils.sglang_proc import alive, boot_id, stat_of
 from ansible.module_utils.sglang_release_store import atomic_write, fsync_directory, utc_now
 
 SCHEMA = 1
-# A load of the full model takes ten minutes, and waiting modules touch the lock all the time.
+HEARTBEAT_INTERVAL = 30
 HEARTBEAT_LIMIT = 15 * 60
 
 
@@ -73,25 +74,53 @@ def _pid_start(pid):
     return stat["start"] if stat and alive(stat["state"]) else None
 
 
-def stale_reason(holder, run):
-    """Return why the holder is certainly dead, or an empty text where that cannot be known from here.
+def pid_namespace():
+    """Return the name of this process's PID namespace; empty where the kernel does not tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def without_alive(run):
+    """Return the run as it is recorded: without ``alive``, which is true only when it is asked."""
+    return {key: value for key, value in run.items() if key != "alive"}
+
+
+def judge(holder, run):
+    """Return ``(alive, reason)``: true, or false and why, or null and an empty text where that cannot be known.
+
+    A holder on this host is looked for in ``/proc``. One on the asking run's own controller is looked for among the
+    processes that lived there when the asking run was named.
 
     :param holder: dict of :func:`read`. :param run: the run that asks.
     """
     held = holder["run"]
-    name, boot = held.get("controller"), held.get("boot_id")
+    name, boot, space = held.get("controller"), held.get("boot_id"), held.get("pid_ns")
     if not name or not boot:
-        return ""
-    here = name == socket.gethostname()
-    if (here and boot != boot_id()) or (name == run.get("controller") and boot != run.get("boot_id")):
-        return f"{name} was restarted since"
-    if here:
+        return None, ""
+    same, here = name == run.get("controller"), name == socket.gethostname()
+    if boot != (run.get("boot_id") if same else boot_id() if here else boot):
+        return False, f"{name} was restarted since"
+    if here and boot == boot_id() and space in (None, "", pid_namespace()):
         start = _pid_start(held.get("pid"))
         if start is None:
-            return f"its process {held.get('pid')} is gone"
+            return False, f"its process {held.get('pid')} is gone"
         if str(start) != str(held.get("pid_start")):
-            return f"process {held.get('pid')} is another one by now"
-    return ""
+            return False, f"process {held.get('pid')} is another one by now"
+        return True, ""
+    if not same or not space or space != run.get("pid_ns") or not isinstance(run.get("alive"), list):
+        return None, ""
+    try:
+        process = (int(held["pid"]), int(held["pid_start"]))
+        if process in {(int(pid), int(start)) for pid, start in run["alive"]}:
+            return True, ""
+        # Who came after the asking run may be younger than its list.
+        if process[1] <= int(run["pid_start"]) and held["time"] < run["time"]:
+            return False, f"its process {process[0]} on {name} is gone"
+    except (KeyError, TypeError, ValueError):
+        pass
+    return None, ""
 
 
 def describe(holder):
@@ -106,10 +135,10 @@ def describe(holder):
     )
 
 
-def _refusal(root, holder):
+def _refusal(root, holder, alive_known):
     text = f"{lock_path(root)} is held by {describe(holder)}. Rule: one deploy at a time on a host. Way out: "
     left = HEARTBEAT_LIMIT - holder["heartbeat_age"]
-    if holder["run"].get("controller") == socket.gethostname():
+    if alive_known:
         return text + f"wait for it, or end process {holder['run'].get('pid')}; then this run takes over."
     if left > 0:
         return text + f"wait for it, or end it; -e sglang_break_lock=true breaks a silent one in {left:.0f} s."
@@ -128,28 +157,52 @@ def acquire(root, run, variant="", break_lock=False):
             os.utime(lock_path(root))
             return {"taken": False, "took_over": ""}
         if holder:
-            reason = stale_reason(holder, run)
-            local = holder["run"].get("controller") == socket.gethostname()
-            if not reason and break_lock and not local and holder["heartbeat_age"] > HEARTBEAT_LIMIT:
+            lives, reason = judge(holder, run)
+            if lives is None and break_lock and holder["heartbeat_age"] > HEARTBEAT_LIMIT:
                 reason = "broken by break_lock=true"
             if not reason:
-                raise LockedError(_refusal(root, holder), holder)
+                raise LockedError(_refusal(root, holder, lives), holder)
             took_over = f"took the lock over from {describe(holder)}: {reason}"
-        record = {"schema": SCHEMA, "run": run, "variant": variant, "since": utc_now()}
+        record = {"schema": SCHEMA, "run": without_alive(run), "variant": variant, "since": utc_now()}
         atomic_write(lock_path(root), (json.dumps(record, sort_keys=True, indent=2) + "\n").encode("ascii"))
         return {"taken": True, "took_over": took_over}
 
 
-def heartbeat(root, run):
-    """Show that the run lives; true where the lock is the run's. Cheap enough for every turn of a waiting loop."""
-    if not run or not os.path.exists(lock_path(root)):
-        return False
-    with _guard(root):
+def touch(root):
+    """Show that whoever holds the lock lives; false where nobody does or the lock cannot be touched. Never raises."""
+    try:
         holder = read(root)
-        if not holder or holder["run"].get("id") != run.get("id"):
+        # The root may be a guess from a path: a foreign file of that name names no run.
+        if not holder or not holder["run"]:
             return False
         os.utime(lock_path(root))
-        return True
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def kept_fresh(root, interval=HEARTBEAT_INTERVAL):
+    """Touch the lock every ``interval`` seconds while the block runs, also where the block has no loop of its own.
+
+    :param root: directory of the deployment, or None for none.
+    """
+    over = threading.Event()
+
+    def beat():
+        touch(root)
+        while not over.wait(interval):
+            touch(root)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if root:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if root:
+            thread.join()
 
 
 def release(root, run):

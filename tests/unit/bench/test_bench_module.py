@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import time
 
 import pytest
 from ansible.module_utils import sglang_bench_client
@@ -169,12 +171,13 @@ def test_repeated_words_and_cached_prompts_are_flagged(serve, bench):
 
 def test_the_run_is_recorded(serve, bench, tmp_path):
     key = "sk-very-secret"
-    run = {"id": "r1", "user": "ops", "controller": "c"}
+    run = {"id": "r1", "user": "ops", "controller": "c", "alive": [[4711, 123456]]}
     result = bench(serve(), run=run, variant="fewchan", api_key=key)
     path = tmp_path / "results" / result["result_path"].rsplit("/", 1)[1]
     document = json.loads(path.read_text())
     assert path.name.endswith("-r1.json")
     assert document["schema"] == 1
+    assert document["run"] == {"id": "r1", "user": "ops", "controller": "c"}
     assert document["workload"]["seed"] == result["seed"]
     assert [len(item["event_ms"]) for item in document["requests"]] == [16] * 8
     (line,) = lines(tmp_path / "ledger.jsonl")
@@ -184,6 +187,19 @@ def test_the_run_is_recorded(serve, bench, tmp_path):
     assert line["result"] == str(path)
     assert line["metrics"]["output_tok_s"] == result["metrics"]["output_tok_s"]
     assert key not in path.read_text() + (tmp_path / "ledger.jsonl").read_text() + json.dumps(result)
+
+
+@pytest.mark.parametrize("named", ["root", "release"])
+def test_a_long_run_keeps_the_deploy_lock_fresh(serve, bench, tmp_path, named):
+    lock, server = tmp_path / "lock", serve()
+    lock.write_text(json.dumps({"schema": 1, "run": {"id": "other"}, "variant": "v", "since": ""}))
+    os.utime(lock, (time.time() - 800,) * 2)
+    release = tmp_path / "releases" / "r"
+    release.mkdir(parents=True)
+    (release / "launch.json").write_text("{}")
+    where = {"root": str(tmp_path)} if named == "root" else {"root": None, "release": str(release)}
+    assert bench(server, **where)["counts"]["completed"] == 8
+    assert time.time() - lock.stat().st_mtime < 60
 
 
 def test_a_release_names_the_server(serve, bench, tmp_path):

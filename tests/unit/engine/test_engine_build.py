@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 from ansible.module_utils import sglang_engine_build
@@ -14,6 +15,19 @@ from ansible.module_utils import sglang_engine_build
 from .conftest import VERSION, write_wheel
 
 MODULE = "sglang_engine_env"
+
+
+def test_a_build_keeps_the_deploy_lock_fresh_and_check_mode_does_not(run_module, arguments, tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text(json.dumps({"schema": 1, "run": {"id": "r"}, "variant": "v", "since": ""}))
+    before = time.time() - 800
+    os.utime(lock, (before, before))
+    assert arguments["declared"]["root"] == str(tmp_path / "engines")
+    run_module(MODULE, arguments, check=True)
+    assert lock.stat().st_mtime == pytest.approx(before, abs=1)
+    arguments["pip_args"] = ["--no-such-option"]  # the shortest build there is
+    assert "pip install of the lock file failed" in run_module(MODULE, arguments)["msg"]
+    assert time.time() - lock.stat().st_mtime < 60
 
 
 def test_check_mode_builds_nothing_and_names_the_directory(run_module, arguments, tmp_path):

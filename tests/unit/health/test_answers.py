@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pathlib
 import signal
@@ -111,10 +112,14 @@ def test_none_known_is_said(start, answers):
     assert names(answers(start({}))) == [("known-answer", "warning")]
 
 
-def test_a_soak_outlasts_the_warm_up(start, answers):
-    result = answers(start({}), soak_requests=60)
+def test_a_soak_outlasts_the_warm_up_and_keeps_the_deploy_lock_fresh(start, answers, tmp_path):
+    release, lock = start({}), tmp_path / "lock"
+    lock.write_text(json.dumps({"schema": 1, "run": {"id": "r"}, "variant": "v", "since": ""}))
+    os.utime(lock, (time.time() - 800,) * 2)
+    result = answers(release, soak_requests=60)
     assert (result["soak"]["requests"], result["soak"]["answered"]) == (60, 60)
     assert ("soak", "error") not in names(result)
+    assert time.time() - lock.stat().st_mtime < 60
 
 
 def test_serving_some_and_then_hanging_fails_the_soak(start, answers):  # F23

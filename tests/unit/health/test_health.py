@@ -265,3 +265,15 @@ def test_no_process_at_all_is_no_reason_to_wait(start, health):
 def test_a_bad_input_is_named(start, health, args, named):
     result = health(start(None), **args)
     assert result["failed"] and result["msg"].startswith(named)
+
+
+def test_a_wait_keeps_the_deploy_lock_fresh_and_a_probe_does_not(start, health, tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text(json.dumps({"schema": 1, "run": {"id": "r"}, "variant": "v", "since": ""}))
+    before = time.time() - 800
+    os.utime(lock, (before, before))
+    release = start({"hang": {"phase": "weights"}})
+    health(release, state="probe", generations=0)
+    assert lock.stat().st_mtime == pytest.approx(before, abs=1)
+    assert signature(health(release, timeout=1)) == "timeout"
+    assert time.time() - lock.stat().st_mtime < 60

@@ -97,14 +97,141 @@ def test_remote_holder_is_judged_by_its_heartbeat(tmp_path, age, force, wins):
             sglang_lock.acquire(tmp_path, make_run("new"), "", force)
 
 
-def test_heartbeat_touches_only_the_own_lock(tmp_path):
+# What the actions on one and the same controller say, which is another machine than the managed host.
+SISTER = dict(REMOTE, pid=70, pid_start=500, pid_ns="pid:[1]", time="2026-01-31T03:00:00Z")
+ASKING = dict(SISTER, pid=90, pid_start=900, time="2026-01-31T03:05:00Z", alive=[[90, 900], [80, 700]])
+
+
+def test_dead_holder_of_the_same_remote_controller_is_taken_over_at_once_and_said_so(tmp_path):
+    put(tmp_path, make_run("killed", **SISTER), age=5)
+    outcome = sglang_lock.acquire(tmp_path, make_run("next", **ASKING), "a")
+    assert outcome["taken"] and "its process 70 on elsewhere is gone" in outcome["took_over"]
+    assert "run killed of user operator on controller elsewhere" in outcome["took_over"]
+    assert sglang_lock.read(tmp_path)["run"] == make_run("next", **{k: v for k, v in ASKING.items() if k != "alive"})
+
+
+def test_its_number_in_a_later_process_does_not_help_the_dead(tmp_path):
+    put(tmp_path, make_run("killed", **SISTER))
+    run = make_run("next", **dict(ASKING, alive=[[90, 900], [70, 800]]))
+    assert "is gone" in sglang_lock.acquire(tmp_path, run)["took_over"]
+
+
+@pytest.mark.parametrize("age", [5, 10_000])
+def test_living_holder_of_the_same_remote_controller_is_named_and_kept_even_from_break_lock(tmp_path, age):
+    put(tmp_path, make_run("first", **SISTER), age)
+    run = make_run("second", **dict(ASKING, alive=[[90, 900], ["70", "500"]]))
+    for force in (False, True):
+        with pytest.raises(sglang_lock.LockedError, match="run first .* or end process 70; then this run") as error:
+            sglang_lock.acquire(tmp_path, run, "", force)
+        assert "break_lock" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("held", "asking"),
+    [
+        ({}, {"controller": "third"}),
+        ({}, {"pid_ns": "pid:[2]"}),
+        ({}, {"pid_ns": ""}),
+        ({"pid_ns": ""}, {"pid_ns": ""}),
+        ({"pid_ns": None}, {}),
+        ({"pid": "x"}, {}),
+        ({}, {"alive": None}),
+        ({}, {"alive": [1]}),
+        # A holder that came after the asking run cannot be in its list.
+        ({"pid_start": 901}, {}),
+        ({"time": ASKING["time"]}, {}),
+    ],
+)
+def test_whom_the_asking_run_cannot_know_is_judged_by_the_heartbeat(tmp_path, held, asking):
+    put(tmp_path, make_run("first", **dict(SISTER, **held)), age=60)
+    run = make_run("second", **dict(ASKING, **asking))
+    for force in (False, True):
+        with pytest.raises(sglang_lock.LockedError, match="break_lock=true breaks a silent one in 840 s"):
+            sglang_lock.acquire(tmp_path, run, "", force)
+    os.utime(tmp_path / "lock", (time.time() - 1000,) * 2)
+    with pytest.raises(sglang_lock.LockedError, match="make sure that it is dead"):
+        sglang_lock.acquire(tmp_path, run)
+    assert "broken by break_lock" in sglang_lock.acquire(tmp_path, run, "", True)["took_over"]
+
+
+def test_holder_in_another_namespace_of_this_machine_is_not_looked_for_here(tmp_path):
+    put(tmp_path, make_run("container", pid=dead_process(), pid_ns="pid:[1]"))
+    with pytest.raises(sglang_lock.LockedError, match="break_lock=true"):
+        sglang_lock.acquire(tmp_path, make_run("new"))
+
+
+def test_a_host_that_has_the_controllers_name_by_chance_is_not_taken_for_it(tmp_path):
+    namesake = {"controller": os.uname().nodename, "boot_id": "other-boot"}
+    put(tmp_path, make_run("first", **dict(SISTER, **namesake)))
+    run = make_run("second", **dict(ASKING, **namesake))
+    assert "its process 70 on" in sglang_lock.acquire(tmp_path, run)["took_over"]
+    put(tmp_path, make_run("first", **dict(SISTER, **namesake)))
+    with pytest.raises(sglang_lock.LockedError, match="end process 70"):
+        sglang_lock.acquire(tmp_path, dict(run, alive=[[70, 500]]))
+
+
+def named_run():
+    """Start a process that looks like ansible-playbook and names itself; return the process and its run."""
+    code = (
+        "import json, os, sys, ansible.module_utils as utils; utils.__path__.append(sys.argv[1]);"
+        "from ansible.module_utils.sglang_variant_run import identify_run;"
+        "print(json.dumps(identify_run(os.getpid())), flush=True); sys.stdin.read()"
+    )
+    utils = os.path.dirname(sglang_lock.__file__)
+    argv = [sys.executable, "-c", code, utils, "ansible-playbook"]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return child, json.loads(child.stdout.readline())
+
+
+def test_real_processes_one_killed_with_kill_9(tmp_path, monkeypatch):
+    monkeypatch.setattr(sglang_lock.socket, "gethostname", lambda: "the-managed-host")
+    first, holder = named_run()
+    children = [first]
+    try:
+        assert sglang_lock.acquire(tmp_path, holder, "fusion")["taken"]
+        time.sleep(1.1)  # runs are named to the second
+        second, run = named_run()
+        children.append(second)
+        with pytest.raises(sglang_lock.LockedError, match=f"run {holder['id']} .* end process {first.pid}"):
+            sglang_lock.acquire(tmp_path, run)
+        first.kill()
+        time.sleep(0.1)  # it stays a zombie, as it does below a shell that is busy
+        third, run = named_run()
+        children.append(third)
+        assert f"its process {first.pid} on" in sglang_lock.acquire(tmp_path, run)["took_over"]
+        assert "alive" not in (tmp_path / "lock").read_text()
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def test_any_module_keeps_the_heartbeat_of_the_holder_fresh(tmp_path):
+    assert sglang_lock.touch(tmp_path) is False
+    (tmp_path / "lock").write_text("of another program")
+    os.utime(tmp_path / "lock", (time.time() - 500,) * 2)
+    assert sglang_lock.touch(tmp_path) is False and sglang_lock.read(tmp_path)["heartbeat_age"] > 400
     run = make_run("remote", **REMOTE)
-    assert sglang_lock.heartbeat(tmp_path, run) is False
     put(tmp_path, run, age=500)
-    assert sglang_lock.heartbeat(tmp_path, make_run("other")) is False
+    assert sglang_lock.touch(tmp_path) is True
+    holder = sglang_lock.read(tmp_path)
+    assert holder["heartbeat_age"] < 100 and holder["run"] == run
+
+
+def test_a_long_block_beats_all_the_time_and_only_meanwhile(tmp_path):
+    put(tmp_path, make_run("remote", **REMOTE), age=500)
+    with sglang_lock.kept_fresh(tmp_path, interval=0.05):
+        for _ in range(2):
+            deadline = time.monotonic() + 10
+            while sglang_lock.read(tmp_path)["heartbeat_age"] > 400 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert sglang_lock.read(tmp_path)["heartbeat_age"] < 100
+            os.utime(tmp_path / "lock", (time.time() - 500,) * 2)
+    os.utime(tmp_path / "lock", (time.time() - 500,) * 2)
+    time.sleep(0.2)
     assert sglang_lock.read(tmp_path)["heartbeat_age"] > 400
-    assert sglang_lock.heartbeat(tmp_path, run) is True
-    assert sglang_lock.read(tmp_path)["heartbeat_age"] < 100
+    with pytest.raises(ZeroDivisionError), sglang_lock.kept_fresh(None):
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": 1}'])
@@ -188,3 +315,14 @@ def test_a_state_without_a_held_lock_holds_it_only_for_itself(host):
     host.ok("unlocked")
     host.ok("active", release=release)
     assert host.ok("reported")["info"]["lock"] is None
+
+
+def test_what_only_the_lock_needs_is_recorded_nowhere(host):
+    host.run = make_run(alive=[[123456789, 987654321]])
+    release = host.build()
+    for path in (
+        host.path("").parent / "lock",
+        host.path("").parent / "ledger.jsonl",
+        host.path(release) / "manifest.json",
+    ):
+        assert "run-1" in path.read_text() and "123456789" not in path.read_text()

@@ -91,7 +91,9 @@ def test_a_good_variant_has_all_parts_of_the_contract(outcome):
 
 def test_the_run_names_the_playbooks_own_process(outcome):
     runs = [result["run"] for result in outcome.values()]
-    assert all(set(run) == {"id", "time", "controller", "boot_id", "pid", "pid_start", "user"} for run in runs)
+    keys = {"id", "time", "controller", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
+    assert all(set(run) == keys for run in runs)
+    assert all(run["pid_ns"] and [run["pid"], run["pid_start"]] in run["alive"] for run in runs)
     assert len({run["id"] for run in runs}) == len(runs)
     assert len({(run["pid"], run["pid_start"]) for run in runs}) == 1
     assert runs[0]["pid_start"] > 0

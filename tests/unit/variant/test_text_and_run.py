@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime, timezone
 
-from ansible.module_utils.sglang_variant_run import identify_run
+from ansible.module_utils import sglang_variant_run
+from ansible.module_utils.sglang_variant_run import identify_run, playbooks
 from ansible.module_utils.sglang_variant_text import arguments, explain
 
 
@@ -79,3 +82,57 @@ def test_a_later_process_has_a_later_start_and_one_that_is_gone_has_none():
     assert identify_run(child.pid)["pid_start"] >= identify_run(os.getpid())["pid_start"] > 0
     child.communicate(b"\n", timeout=20)
     assert identify_run(child.pid)["pid_start"] == 0
+
+
+def listed(pid):
+    """Return the start ticks with which a process is listed, or None."""
+    return dict(playbooks()).get(pid)
+
+
+def test_the_list_has_the_living_playbooks_and_neither_their_forks_nor_the_dead():
+    code = "import os, sys, time; print(os.fork(), flush=True); time.sleep(60)"
+    argv = [sys.executable, "-c", code, "/usr/bin/ansible-playbook"]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        fork = max(int(child.stdout.readline()) for _ in range(2))
+        run = identify_run(child.pid)
+        assert run["pid_ns"] == os.readlink("/proc/self/ns/pid")
+        assert [child.pid, run["pid_start"]] in run["alive"]
+        assert os.path.exists(f"/proc/{fork}") and listed(fork) is None
+        os.kill(child.pid, signal.SIGSTOP)
+        assert listed(child.pid) == run["pid_start"]
+        os.kill(child.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while listed(child.pid) is not None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert listed(child.pid) is None and os.path.exists(f"/proc/{child.pid}")
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def test_who_would_not_be_found_again_cannot_be_judged_by_later_runs():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        run = identify_run(child.pid)
+        assert run["pid_start"] > 0 and run["pid_ns"] == ""
+    finally:
+        child.communicate(b"\n", timeout=20)
+
+
+def test_a_list_that_is_not_whole_is_empty(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "input()", "ansible"], stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 10
+        while listed(child.pid) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert listed(child.pid)
+        monkeypatch.setattr(sglang_variant_run, "LIMIT", 0)
+        assert playbooks() == [] and identify_run(child.pid)["pid_ns"] == ""
+        monkeypatch.undo()
+        real = sglang_variant_run.stat_of
+        # As /proc mounted with hidepid shows it: process 1 is not there.
+        monkeypatch.setattr(sglang_variant_run, "stat_of", lambda pid, proc: None if pid == 1 else real(pid, proc))
+        assert playbooks() == []
+    finally:
+        child.communicate(b"\n", timeout=20)

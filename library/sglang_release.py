@@ -83,6 +83,11 @@ options:
     description: Let O(state=target) take a release that was rejected.
     type: bool
     default: false
+  unlock:
+    description:
+      - Give the run's lock back once the state is reached, so that the last step of a run needs no other one for it.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -214,6 +219,10 @@ removed:
   returned: always
   type: list
   elements: str
+unlocked:
+  description: Whether the run's lock was given back.
+  returned: always
+  type: bool
 holder:
   description: Who holds the lock, where that is why the task failed.
   returned: on failure by the lock
@@ -252,6 +261,7 @@ def main():
             reason=dict(type="str", default=""),
             record=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
+            unlock=dict(type="bool", default=False),
         ),
         supports_check_mode=True,
     )

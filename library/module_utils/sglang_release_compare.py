@@ -20,7 +20,7 @@ from ansible.module_utils.sglang_release_store import ReleaseError
 def make_result(**keys):
     """Return the keys of every result, with these set; ``before`` and ``after`` are texts for the diff."""
     result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(before="", after="")
+    result.update(unlocked=False, before="", after="")
     result.update(keys)
     return result
 

@@ -244,7 +244,7 @@ def unlock(params, check):
     if check or not sglang_lock.release(root, params["run"]):
         return make_result(msg="this run holds no lock")
     record_event(params, "unlocked", variant=params["variant"])
-    return make_result(msg="the lock is free")
+    return make_result(unlocked=True, msg="the lock is free")
 
 
 # state: (function, whether it runs under the lock for its own duration when the run does not hold it yet)
@@ -272,7 +272,12 @@ def run_state(params, check):
     """
     function, locked = STATES[params["state"]]
     if check or not locked:
-        return function(params, check)
-    os.makedirs(params["root"], mode=0o755, exist_ok=True)
-    with sglang_lock.held(params["root"], params["run"], params["variant"]):
-        return function(params, check)
+        result = function(params, check)
+    else:
+        os.makedirs(params["root"], mode=0o755, exist_ok=True)
+        with sglang_lock.held(params["root"], params["run"], params["variant"]):
+            result = function(params, check)
+    # The last step of a run gives the lock back itself: a task of its own would cost as much as the step.
+    if params.get("unlock"):
+        result["unlocked"] = unlock(params, check)["unlocked"]
+    return result

@@ -326,3 +326,10 @@ def test_what_only_the_lock_needs_is_recorded_nowhere(host):
         host.path(release) / "manifest.json",
     ):
         assert "run-1" in path.read_text() and "123456789" not in path.read_text()
+
+
+def test_the_last_step_gives_the_lock_back(host):
+    host.ok("locked")
+    assert host.ok("reported", unlock=False)["unlocked"] is False
+    assert host.ok("pruned", unlock=True)["unlocked"] is True
+    assert host.ok("reported")["info"]["lock"] is None

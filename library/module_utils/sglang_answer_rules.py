@@ -17,6 +17,22 @@ ADVICE = (
 )
 
 
+def unusable(params):
+    """Return which input cannot be used and why, or an empty text.
+
+    :param params: ``{known_answers, match, max_tokens, soak_concurrency, soak_tokens}``.
+    """
+    for number, known in enumerate(params["known_answers"]):
+        if not any(known[key] for key in EXPECTED):
+            return f"known_answers[{number}] ({known['prompt']!r}) expects nothing: give one of {', '.join(EXPECTED)}."
+    if not 0 <= params["match"] <= 1:
+        return f"match must be between 0 and 1, not {params['match']:g}."
+    for name in ("max_tokens", "soak_concurrency", "soak_tokens"):
+        if params[name] < 1:
+            return f"{name} must be at least 1, not {params[name]}."
+    return ""
+
+
 def leading(expected, actual):
     """Return how many items at the start of two lists are equal."""
     count = 0
@@ -72,17 +88,23 @@ def ask(client, known, max_tokens, limit):
         return Call(client.generate, known["prompt"], count, limit, limit=limit).wait()
 
 
-def known_answers(client, items, match, tolerance, max_tokens, limit):
+def known_answers(client, params):
     """Ask every known question; return ``(findings, answers)``.
+
+    :param params: ``{known_answers, match, logprob_tolerance, max_tokens, generation_timeout}``; nats, seconds.
 
     Answers are ``{prompt, text, tokens, logprobs, agreed, deviation, elapsed}``, ``tokens`` being token ids: what a
     later expectation is written from.
     """
     findings, answers = [], []
-    for known in items:
+    if not params["known_answers"]:
+        text = "No known answer is declared, so a model that answers fluently and wrongly passes."
+        advice = "give known_answers, written from the record of a release that is trusted"
+        findings.append(finding(RUNG, "known-answer", "warning", text, "", advice))
+    for known in params["known_answers"]:
         try:
-            answer = ask(client, known, max_tokens, limit)
-            wrong, agreed, deviation = compare(known, answer, match, tolerance)
+            answer = ask(client, known, params["max_tokens"], params["generation_timeout"])
+            wrong, agreed, deviation = compare(known, answer, params["match"], params["logprob_tolerance"])
         except ClientError as problem:
             findings.append(
                 finding(
@@ -137,11 +159,30 @@ def soak(client, died, requests, concurrency, max_tokens, limit):
 
 
 def still_healthy(client, max_tokens, min_distinct, limit):
-    """Return why a server is not well after the soak, or an empty text."""
+    """Return why a server is not well after the soak, or an empty text.
+
+    A real generation says more than ``/health``, which takes a whole second on SGLang 0.5.9.
+    """
     try:
-        Call(client.health, limit, limit=limit).wait()
         answer = Call(client.generate, PROMPTS[0], max_tokens, limit, limit=limit).wait()
     except ClientError as problem:
         return str(problem)
     reason = degenerate(answer, min_distinct)
     return f"{reason}: {answer['text'][:200]!r}" if reason else ""
+
+
+def run_soak(client, died, params):
+    """Soak the server and look whether it is well after it; return ``(findings, {requests, answered, elapsed})``.
+
+    :param died: as for :func:`soak`.
+    :param params: ``{soak_requests, soak_concurrency, soak_tokens, min_distinct, generation_timeout}``; seconds.
+    """
+    begin = time.monotonic()
+    requests, tokens, limit = params["soak_requests"], params["soak_tokens"], params["generation_timeout"]
+    answered, problem = soak(client, died, requests, params["soak_concurrency"], tokens, limit)
+    problem = problem or still_healthy(client, max(tokens, 2), params["min_distinct"], limit)
+    found = []
+    if problem:
+        message = f"The server answered {answered} of {requests} small requests and is not well after that."
+        found = [finding(RUNG, "soak", "error", message, problem, "read its log; the stacks of its workers say more")]
+    return found, {"requests": requests, "answered": answered, "elapsed": round(time.monotonic() - begin, 3)}

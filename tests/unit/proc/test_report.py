@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import socket
 
 import pytest
 from ansible.module_utils import sglang_process_report
@@ -141,7 +142,12 @@ def test_module_refuses_a_release_without_launch_json(run_module, root):
 
 
 def test_module(run_module, node, root):
-    (root / "releases/r1/launch.json").write_text(json.dumps(node.launch))
+    # The module looks at this machine, where something may listen on the usual port.
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    text = json.dumps(node.launch)
+    assert "30000" in text
+    (root / "releases/r1/launch.json").write_text(text.replace("30000", str(port)))
     result = run_module("sglang_process_info", {"root": str(root), "release": str(root / "releases/r1")}, check=True)
     assert not result["changed"] and result["processes"] == [] and result["drift"] == ["no server process runs"]
     assert [item["rule"] for item in result["findings"]] == ["server-missing", "scheduler-missing"]

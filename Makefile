@@ -75,8 +75,15 @@ spec: testenv ## defaults = specs, documentation = specs, both inventories
 molecule: testenv ## every role by itself; JOBS scenarios at a time
 	.venv/bin/python tools/molecule_all.py --jobs $(JOBS)
 
-playbooks: testenv ## the verbs: syntax, dry runs, refusals
-	$(PYTEST) tests/playbooks
+playbooks: testenv ## the verbs: dry runs, refusals, faults; two runs side by side, since they wait more than they compute
+	faults="tests/playbooks/test_faults.py tests/playbooks/test_killed.py"
+	mkdir -p .cache
+	$(PYTEST) $$faults > .cache/playbooks.log 2>&1 & second=$$!
+	failed=0
+	$(PYTEST) tests/playbooks $${faults//tests/--ignore tests} || failed=1
+	wait $$second || failed=1
+	cat .cache/playbooks.log
+	exit $$failed
 
 systemd: testenv ## the verbs under a real systemd in a container, or skipped with the reason; not part of test
 	$(PYTEST) tests/systemd

@@ -135,6 +135,12 @@ class Service:
             (i for i in self._living() if i["role"] == "server" and os.path.realpath(i["release"]) == wanted), None
         )
 
+    def _loading(self, server):
+        """Return whether a server may still lack workers: it is young, and has not opened its port, which comes after."""
+        if server is None or age(server) >= LOADING_SECONDS:
+            return False
+        return not sglang_proc.listeners(sglang_proc.port_of(self.launch))
+
     def _up(self, server):
         self.out.update(state="running", pid=server["pid"], started_at=started_at(server))
 
@@ -190,8 +196,7 @@ class Service:
                 f"{self.release}/launch.json is missing or damaged. Way out: build the release again (deploy.yml)."
             )
         server = self._server()
-        loading = server is not None and age(server) < LOADING_SECONDS
-        self.out["reasons"] = sglang_proc.drift(self.launch, self.root, loading=loading)
+        self.out["reasons"] = sglang_proc.drift(self.launch, self.root, loading=self._loading(server))
         if server is not None and not self.out["reasons"]:
             self._up(server)
             return

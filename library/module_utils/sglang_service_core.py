@@ -136,7 +136,7 @@ class Service:
         )
 
     def _loading(self, server):
-        """Return whether a server may still lack workers: it is young, and has not opened its port, which comes after."""
+        """Return whether a server may still lack workers: it is young and its port, which comes after, is closed."""
         if server is None or age(server) >= LOADING_SECONDS:
             return False
         return not sglang_proc.listeners(sglang_proc.port_of(self.launch))

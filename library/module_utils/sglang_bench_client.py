@@ -8,6 +8,7 @@ what every other thread of the client suffers too.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 
@@ -115,7 +116,7 @@ class Client:
             stream["kind"], stream["detail"] = "refused" if refused else "truncated", str(error)
         except Exception as error:
             # urllib3, http.client and the socket raise many types when a stream breaks; each is one failed request.
-            late = isinstance(error, TimeoutError) or type(error).__name__ == "ReadTimeoutError"
+            late = isinstance(error, socket.timeout) or type(error).__name__ == "ReadTimeoutError"
             stream["closed"] = stream["closed"] or ("timed_out" if late else "broken")
             stream["detail"] = stream["detail"] or f"{type(error).__name__}: {error}"
             if stream["status"] is None:

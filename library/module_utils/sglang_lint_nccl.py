@@ -302,10 +302,10 @@ def ll128_forced(variant, context, alone):
         protocols, named = parse_list(text, PROTOCOLS)
     except ValueError:
         return
-    # A word with ^ keeps NCCL's own caution; only a plain list enables LL128 by force.
-    forced = [item for item in USED if item in named and "LL128" in protocols[item] and "ll128" in text.lower()]
+    # Any entry takes NCCL's own caution away, one with ^ too: what it does not exclude is enabled.
+    forced = [item for item in USED if item in named and "LL128" in protocols[item]]
     forced = [item for item in forced if (protocols[item] == {"LL128"}) is alone]
-    if forced and not (text.startswith("^") and ";" not in text):
+    if forced:
         advice = "leave NCCL_PROTO unset, or check known answers after the change"
         yield f"nccl.NCCL_PROTO enables LL128 on PCIe for {', '.join(forced)}", where(variant, "NCCL_PROTO"), advice
 

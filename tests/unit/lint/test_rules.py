@@ -126,7 +126,11 @@ CASES = {
         "nccl.NCCL_BUFFSIZE",
     ),
     "nccl-ll128-pcie": (
-        [{"nccl": {"NCCL_PROTO": "LL128"}}, {"nccl": {"NCCL_PROTO": "Simple;allreduce:LL128"}}],
+        [
+            {"nccl": {"NCCL_PROTO": "LL128"}},
+            {"nccl": {"NCCL_PROTO": "Simple;allreduce:LL128"}},
+            {"nccl": {"NCCL_PROTO": "^LL,Simple"}},
+        ],
         [
             {"nccl": {"NCCL_PROTO": "LL"}},
             {"nccl": {"NCCL_PROTO": "^LL128"}},
@@ -136,8 +140,16 @@ CASES = {
         "nccl.NCCL_PROTO",
     ),
     "nccl-ll128-list": (
-        [{"nccl": {"NCCL_PROTO": "LL,LL128,Simple"}}],
-        [{"nccl": {"NCCL_PROTO": "LL,Simple"}}, {"nccl": {"NCCL_PROTO": "^LL"}}, {"nccl": {"NCCL_PROTO": "^LL128"}}],
+        [
+            {"nccl": {"NCCL_PROTO": "LL,LL128,Simple"}},
+            {"nccl": {"NCCL_PROTO": "^LL"}},
+            {"nccl": {"NCCL_PROTO": "LL;allreduce:^Simple"}},
+        ],
+        [
+            {"nccl": {"NCCL_PROTO": "LL,Simple"}},
+            {"nccl": {"NCCL_PROTO": "^LL128"}},
+            {"nccl": {"NCCL_PROTO": "allreduce:LL"}},
+        ],
         "nccl.NCCL_PROTO",
     ),
     "nccl-p2p-both": (

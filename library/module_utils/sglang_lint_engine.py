@@ -82,7 +82,7 @@ def overwritten(variant, _patches, context):
                 "leave it out",
             )
     if context.argument(variant, "enable-deterministic-inference"):
-        names = ["NCCL_ALGO"] if context.before("0.5.23") else ["NCCL_ALGO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"]
+        names = ["NCCL_ALGO"] if context.before("0.5.18") else ["NCCL_ALGO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"]
         for name in names:
             if name in variant["nccl"]:
                 seen = f"{variant['nccl'][name]!r} with enable-deterministic-inference"

@@ -13,7 +13,8 @@ FUSION_PATCH = "sm120_allreduce_fusion"
 GATE_PATCH = "flashinfer_sm120_gate"
 # The first FlashInfer whose all-reduce module is built for major 12.
 FLASHINFER_SM120 = "0.6.17"
-DRAFTED = ("EAGLE", "EAGLE3", "STANDALONE")
+# NEXTN is another name of EAGLE.
+DRAFTED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
 # SGLang writes these whatever was set before: (value, releases).
 OVERWRITTEN = {
     "CUDA_DEVICE_MAX_CONNECTIONS": ("8", ""),
@@ -212,7 +213,8 @@ def speculative_draft(variant, _patches, context):
     """Without it SGLang takes the target model as the draft, or fails late."""
     name = context.argument(variant, SPECULATIVE)
     paths = [variant["args"].get(item) for item in ("speculative-draft-model-path", "speculative-draft-model")]
-    if name in DRAFTED and not any(isinstance(item, str) and item.strip() for item in paths):
+    # From 0.5.12.post1 the flag takes any text, and SGLang any case.
+    if str(name).upper() in DRAFTED and not any(isinstance(item, str) and item.strip() for item in paths):
         advice = f"set {DRAFT_INPUT.get(variant['name'], 'args.speculative-draft-model-path')}"
         yield f"args.speculative-draft-model-path is missing for {name}", f"{paths[0]!r}", advice
 
@@ -223,7 +225,7 @@ DRAFT_INPUT = {"eagle3": "sglang_draft_model_own", "eagle3_fewchan_fusion": "sgl
 @rule("spec-engine", "error", "EAGLE-3 on Kimi-K2.5 before SGLang 0.5.10.")
 def speculative_engine(variant, _patches, context):
     """The model lacks the hook for its hidden states."""
-    if context.argument(variant, SPECULATIVE) == "EAGLE3" and context.before("0.5.10"):
+    if str(context.argument(variant, SPECULATIVE)).upper() == "EAGLE3" and context.before("0.5.10"):
         yield f"args.{SPECULATIVE} EAGLE3 needs SGLang 0.5.10", f"SGLang {context.engine}", "use 0.5.10 or later"
 
 

@@ -346,6 +346,9 @@ CASES = {
         [
             {"args": {"speculative-algorithm": "EAGLE3"}},
             {"args": {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": ""}},
+            {"args": {"speculative-algorithm": "eagle3"}},
+            {"args": {"speculative-algorithm": "NEXTN"}},
+            {"args": {"speculative-algorithm": "DFLASH"}},
         ],
         [{"args": EAGLE3}, {"args": {"speculative-algorithm": "NGRAM"}}],
         "args.speculative-draft-model-path",

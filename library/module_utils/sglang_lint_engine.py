@@ -198,7 +198,7 @@ def expandable(variant, _patches, context):
         users = [
             (
                 "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE",
-                variant["env"].get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE") in ("1", "true"),
+                variant["env"].get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "").lower() in ("true", "1", "yes", "y"),
             ),
             ("the fusion patch", FUSION_PATCH in variant["patches"]),
             ("custom all-reduce", not context.argument(variant, "disable-custom-all-reduce") and context.tp_size > 1),

@@ -337,6 +337,7 @@ CASES = {
         [
             {"env": EXPANDABLE},
             {"env": {**EXPANDABLE, "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "args": OFF, "engine": "0.5.22"},
+            {"env": {**EXPANDABLE, "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "True"}, "args": OFF, "engine": "0.5.22"},
             {"env": EXPANDABLE, "args": OFF, "patches": SM120},
         ],
         [{"env": EXPANDABLE, "args": OFF}, {"env": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}],

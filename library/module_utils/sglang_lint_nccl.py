@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import xml.etree.ElementTree as ET
 
 from ansible.module_utils.sglang_lint_rules import rule
@@ -32,6 +33,8 @@ GIB = 1024**3
 GPU_MEMORY_GIB = 96.0
 MEMORY_FRACTION = 0.88
 GRAPH_FRACTION = 0.93
+# What C and Python read alike as one integer; each alone takes more, such as 1_0 or digits of other scripts.
+INTEGER = re.compile(r"[ \t]*[+-]?(0[xX][0-9a-fA-F]+|0|[1-9][0-9]*)[ \t]*\Z")
 
 
 def parse_list(text, elements):
@@ -67,10 +70,8 @@ def parse_list(text, elements):
 
 def number(variant, name):
     """Return an NCCL variable as integer, or None where it is unset or no integer."""
-    try:
-        return int(variant["nccl"][name], 0)
-    except (KeyError, ValueError):
-        return None
+    text = variant["nccl"].get(name, "")
+    return int(text, 0) if INTEGER.match(text) else None
 
 
 def where(variant, name):
@@ -118,7 +119,7 @@ def level(variant, _patches, _context):
     """Level names that NCCL would not recognise."""
     for name in LEVEL_VARIABLES:
         text = variant["nccl"].get(name, "")
-        if text.strip() and text not in LEVELS and not text[0].isdigit():
+        if text.strip() and text not in LEVELS and not re.match("[0-9]", text):
             advice = f"write {text.upper()}" if text.upper() in LEVELS else f"one of {', '.join(LEVELS)}"
             yield f"nccl.{name} is ignored by NCCL in silence: no such level", where(variant, name), advice
 
@@ -128,8 +129,8 @@ def level_number(variant, _patches, _context):
     """Old style numbers: 0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and above SYS."""
     for name in LEVEL_VARIABLES:
         text = variant["nccl"].get(name, "")
-        if text[:1].isdigit():
-            meaning = ("LOC", "PIX", "PXB", "PHB", "SYS")[min(int(text), 4)] if text.isdigit() else "unclear"
+        if re.match("[0-9]", text):
+            meaning = ("LOC", "PIX", "PXB", "PHB", "SYS")[min(int(text), 4)] if text.isdecimal() else "unclear"
             yield f"nccl.{name} is an old style number meaning {meaning}", where(variant, name), "write the name"
 
 

@@ -34,6 +34,7 @@ CASES = {
             {"nccl": {"NCCL_ALGO": "ring;all_reduce:tree"}},
             {"nccl": {"NCCL_P2P_DISABLE": "true"}},
             {"nccl": {"NCCL_IB_DISABLE": "yes"}},
+            {"nccl": {"NCCL_MIN_NCHANNELS": "1_0"}},
         ],
         [
             {"nccl": {"NCCL_PROTO": "ll,simple"}},
@@ -48,6 +49,7 @@ CASES = {
             {"nccl": {"NCCL_P2P_LEVEL": "sys"}},
             {"nccl": {"NCCL_P2P_LEVEL": "SOC"}},
             {"nccl": {"NCCL_NET_GDR_LEVEL": "Phb"}},
+            {"nccl": {"NCCL_P2P_LEVEL": "\u00b2"}},
         ],
         [{"nccl": {"NCCL_P2P_LEVEL": "SYS"}}, {"nccl": {"NCCL_P2P_LEVEL": "4"}}],
         "LEVEL",

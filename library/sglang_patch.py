@@ -152,6 +152,8 @@ def main():
         failed = answer.pop("failed", "")
     except (EntryError, SiteError) as error:
         failed = str(error)
+    except OSError as error:
+        failed = f"site {module.params['site']} cannot be written: {error}"
     answer["elapsed"] = round(time.monotonic() - started, 3)
     if failed:
         module.fail_json(msg=failed, **answer)

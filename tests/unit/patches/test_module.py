@@ -293,6 +293,14 @@ def test_a_package_that_is_not_installed_fails_the_patch_that_needs_it(engine, e
     assert "sglang is not installed" in result["msg"]
 
 
+def test_a_site_that_cannot_be_made_is_named(engine, entries, run_module):
+    engine.add("sglang", "0.5.9")
+    engine.release.joinpath("file").write_text("in the way")
+    result = run_module(MODULE, engine.args(entries, site=str(engine.release / "file/site")))
+    assert result["failed"] is True
+    assert f"site {engine.release}/file/site cannot be written" in result["msg"]
+
+
 def test_malformed_entries_and_a_missing_companion_are_refused(engine, entries, run_module):
     assert "unknown key verions" in run_module(MODULE, engine.args([{**entries[1], "verions": []}]))["msg"]
     assert "requires flashinfer_sm120_gate" in run_module(MODULE, engine.args(entries[:1]))["msg"]

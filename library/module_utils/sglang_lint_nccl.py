@@ -97,6 +97,8 @@ def value(variant, _patches, context):
         advice = ""
         if not text.strip():
             advice = "give a value, or null to leave it unset"
+            if name == "NCCL_GRAPH_FILE":
+                advice = "set sglang_nccl_graph_file to the file's path on the host"
         elif context.variables.get(name) == "int" and number(variant, name) is None and name != "NCCL_NTHREADS":
             advice = "give an integer"
         elif name in SWITCHES and text not in SWITCHES[name]:

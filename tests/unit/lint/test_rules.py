@@ -440,6 +440,11 @@ def test_a_secret_is_not_repeated(lint):
     assert "hunter2" not in str(lint(env={"HF_TOKEN": "hunter2"}))
 
 
+def test_a_missing_graph_file_is_answered_with_its_input(lint):
+    hit = next(item for item in lint(nccl={"NCCL_GRAPH_FILE": ""}) if item["rule"] == "nccl-value")
+    assert "sglang_nccl_graph_file" in hit["advice"]
+
+
 def test_errors_come_first(lint):
     levels = [
         item["level"] for item in lint(nccl={"NCCL_ALGO": "Tree", "NCCL_MIN_NCHANNELS": "1", "NCCL_P2P_LEVEL": "1"})

@@ -61,7 +61,8 @@ def test_a_killed_server_leaves_nothing_behind(node, faults):
     result = node.service("stopped")
     assert not result.get("failed"), result
     assert node.living() == [] and sglang_proc.listeners(node.port) == []
-    assert len(result["stopped"]) == 3
+    # The killed server itself may still be seen dying.
+    assert len(set(result["stopped"]) - {server["pid"]}) == 3
 
 
 def test_what_ignores_sigterm_is_killed_and_named(node):
@@ -99,7 +100,8 @@ def test_a_dead_scheduler_is_drift_and_a_start_heals_it(node):
     os.kill(scheduler["pid"], signal.SIGKILL)
     result = node.service("started", path)
     assert result["changed"] and result["pid"] != first["pid"]
-    assert result["reasons"] == [f"scheduler pid {scheduler['pid']} is a zombie"]
+    # Once the port is open, the number of schedulers counts as well.
+    assert f"scheduler pid {scheduler['pid']} is a zombie" in result["reasons"]
     assert len(node.wait(4)) == 4
 
 

@@ -234,7 +234,7 @@ def nccl_library(wanted, host):
         real = host.read_link(place) if place else None
         if real:
             libraries.setdefault(real, place)
-    chosen = [f"{place} ({host.library_version(place) or 'version unknown'})" for place in libraries.values()]
+    chosen = [f"{place} ({host.version_of_library(place) or 'version unknown'})" for place in libraries.values()]
     if not chosen:
         message = "no libnccl is found beside torch nor in the system; torch may hold it inside"
         found.append(report("nccl-library", "info", message, own, "see the version that the server's log states"))
@@ -260,7 +260,7 @@ def _loaded(host, expected):
     if not mapped:
         return []
     seen = [
-        f"{path} ({host.library_version(path) or 'version unknown'}) in pid {', '.join(map(str, pids))}"
+        f"{path} ({host.version_of_library(path) or 'version unknown'}) in pid {', '.join(map(str, pids))}"
         for path, pids in sorted(mapped.items())
     ]
     if len(mapped) == 1 and (expected is None or host.read_link(next(iter(mapped))) == host.read_link(expected)):

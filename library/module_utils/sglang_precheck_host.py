@@ -131,7 +131,7 @@ class Host:
         """Return the place of a release that is still to be built, for questions about the engine as it is."""
         return os.path.join(self.root, "releases", "unbuilt", "site")
 
-    def library_version(self, path):
+    def version_of_library(self, path):
         """Return the version of a libnccl, from its file name or else from the text in it, None where neither says."""
         match = re.search(r"\.so\.(\d+\.\d+[\d.]*)$", os.path.realpath(path))
         if match:

@@ -200,7 +200,7 @@ class FakeHost(Host):
         """Return a known file as its own target."""
         return path if path in self.files else None
 
-    def library_version(self, path):
+    def version_of_library(self, path):
         """Return the set version."""
         return self.versions.get(path)
 

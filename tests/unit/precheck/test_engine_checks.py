@@ -185,12 +185,12 @@ def test_the_libnccl_of_the_running_server():
 def test_live_readers(tmp_path):
     """The same questions to this machine."""
     host = Host(str(tmp_path))
-    assert host.library_version("/none") is None and host.read_link("/none") is None
+    assert host.version_of_library("/none") is None and host.read_link("/none") is None
     (tmp_path / "libnccl.so.2.30.4").write_bytes(b"x")
     (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.30.4")
-    assert host.library_version(str(tmp_path / "libnccl.so.2")) == "2.30.4"
+    assert host.version_of_library(str(tmp_path / "libnccl.so.2")) == "2.30.4"
     (tmp_path / "libnccl.so").write_bytes(b"\0" * 5000 + b"NCCL version 2.27.5+cuda12.9\0")
-    assert host.library_version(str(tmp_path / "libnccl.so")) == "2.27.5"
+    assert host.version_of_library(str(tmp_path / "libnccl.so")) == "2.27.5"
     folders = host.python_path(sys.executable, {"PYTHONPATH": str(tmp_path)})
     assert folders[0] == str(tmp_path) and any(folder.endswith("site-packages") for folder in folders)
     with pytest.raises(SiteError):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import glob
 import json
-import mmap
 import os
 import pwd
-import re
 import resource
 import subprocess
 import urllib.error
 import urllib.request
 
-from ansible.module_utils import sglang_engine, sglang_model, sglang_patch_run, sglang_patch_site, sglang_proc
+from ansible.module_utils import (
+    sglang_engine,
+    sglang_model,
+    sglang_nccl_library,
+    sglang_patch_run,
+    sglang_patch_site,
+    sglang_proc,
+)
 
 
 class Host:
@@ -132,29 +137,12 @@ class Host:
         return os.path.join(self.root, "releases", "unbuilt", "site")
 
     def version_of_library(self, path):
-        """Return the version of a libnccl, from its file name or else from the text in it, None where neither says."""
-        match = re.search(r"\.so\.(\d+\.\d+[\d.]*)$", os.path.realpath(path))
-        if match:
-            return match.group(1)
-        try:
-            with open(path, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                found = re.search(rb"NCCL version (\d+\.\d+\.\d+)", content)
-                return found.group(1).decode() if found else None
-        except (OSError, ValueError):
-            return None
+        """Return the version that a libnccl states, None where it states none."""
+        return sglang_nccl_library.version_of_library(path)
 
     def mapped(self, name):
         """Return ``{path: [pid]}`` of the files with a name that the workers of this root have mapped."""
-        found = {}
-        for process in sglang_proc.scan(self.root):
-            if process["role"] != "scheduler":
-                continue
-            for line in (self.read(f"/proc/{process['pid']}/maps") or "").splitlines():
-                path = line.split(None, 5)[5] if line.count("/") else ""
-                pids = found.setdefault(path, []) if os.path.basename(path).startswith(name) else []
-                if process["pid"] not in pids:
-                    pids.append(process["pid"])
-        return found
+        return sglang_nccl_library.mapped(self.root, name)
 
     def model_problems(self, declared, user, digests):
         """Return what is wrong with existing model files; those named in ``digests`` are read in full."""

@@ -74,6 +74,12 @@ options:
     description: Why; kept in the manifest and in the ledger. No secrets.
     type: str
     default: ""
+  rung:
+    description:
+      - The step that refused, for example C(precheck) or C(verify). O(state=rejected) keeps it in the ledger;
+        O(state=unlocked) records a C(refused) event with it, for a run that ended before anything could be rejected.
+    type: str
+    default: ""
   record:
     description:
       - What to keep in the manifest of a created release, for readers. Values of keys that name a secret are left out.
@@ -259,6 +265,7 @@ def main():
             owner=dict(type="str", default=""),
             keep=dict(type="int", default=5),
             reason=dict(type="str", default=""),
+            rung=dict(type="str", default=""),
             record=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
             unlock=dict(type="bool", default=False),

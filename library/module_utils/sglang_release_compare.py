@@ -190,6 +190,8 @@ def target(params, check):
             )
         plan = _plain_plan(root, manifests, problems, current, found["id"])
         plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}"]
+        if not check:
+            record_event(params, "rollback", found["id"], found["variant"], previous=current)
         return make_result(plan=plan, release=brief_of(root, found), msg=plan["reasons"][0])
 
     return _under_new_lock(params, check, work)

@@ -11,6 +11,7 @@ import os
 from ansible.module_utils import sglang_lock, sglang_proc
 from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_release_archive import remove_release_directory
 from ansible.module_utils.sglang_release_compare import (
     brief_of,
     compare,
@@ -71,7 +72,7 @@ def create(params, check):
     manifest["history"].append(_entry(params, "building"))
     if not check:
         for name in removed:
-            store.remove_release_directory(root, name)
+            remove_release_directory(root, name)
         store.make_release_directory(root, manifest, params["owner"])
         record_event(params, "created", release, manifest["variant"], removed=removed)
     return make_result(
@@ -113,6 +114,8 @@ def _advance(params, check, manifest, state, event, files=None):
         store.write_manifest(store.release_path(root, release), after)
         if event:
             fields = {"files": files} if files else {}
+            if event == "rejected":
+                fields["rung"] = params.get("rung") or None
             record_event(params, event, release, manifest["variant"], reason=params["reason"], **fields)
     return make_result(
         changed=True,
@@ -190,7 +193,7 @@ def reject(params, check):
         manifest = store.read_manifest(store.release_path(root, release))
     except FileNotFoundError:
         if not check:
-            record_event(params, "rejected", release, variant, reason=params["reason"])
+            record_event(params, "rejected", release, variant, reason=params["reason"], rung=params.get("rung") or None)
         return make_result(msg=f"{release} was never created; the ledger has the reason")
     if manifest["state"] == "rejected" and manifest["history"][-1]["reason"] == params["reason"]:
         return make_result(release=brief_of(root, manifest), msg=f"{release} is rejected already")
@@ -227,7 +230,7 @@ def prune(params, check):
     removed = choose.prunable(manifests, params["keep"], protected) + store.leftovers(root)
     if not check:
         for name in removed:
-            store.remove_release_directory(root, name)
+            remove_release_directory(root, name)
         if removed:
             record_event(params, "pruned", removed=removed)
     return make_result(
@@ -243,6 +246,10 @@ def unlock(params, check):
     root = params["root"]
     if check or not sglang_lock.release(root, params["run"]):
         return make_result(msg="this run holds no lock")
+    # Beside a state that gives the lock back itself, a rung is that state's own.
+    if params["state"] == "unlocked" and params.get("rung"):
+        named = {"release": params["release"] or None, "variant": params["variant"]}
+        record_event(params, "refused", **named, rung=params["rung"], reason=params["reason"])
     record_event(params, "unlocked", variant=params["variant"])
     return make_result(unlocked=True, msg="the lock is free")
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 
 SCHEMA = 1
 STATES = ("building", "built", "active", "promoted", "rejected", "retired")
@@ -110,6 +109,16 @@ def read_manifest(path):
     :raises FileNotFoundError: there is no manifest.
     :raises ReleaseError: the manifest is torn, of another schema, or not of this directory.
     """
+    manifest = read_manifest_of(path)
+    if manifest.get("id") != os.path.basename(path):
+        raise ReleaseError(
+            f"{os.path.join(path, 'manifest.json')} belongs to {manifest.get('id')!r}: a copied or renamed directory"
+        )
+    return manifest
+
+
+def read_manifest_of(path):
+    """Return the manifest in a directory of any name; raises as :func:`read_manifest` does."""
     name = os.path.join(path, "manifest.json")
     try:
         with open(name, encoding="utf-8") as handle:
@@ -118,8 +127,6 @@ def read_manifest(path):
         raise ReleaseError(f"{name} is torn or corrupt: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA or manifest.get("state") not in STATES:
         raise ReleaseError(f"{name} is no manifest of schema {SCHEMA} with a state out of {', '.join(STATES)}")
-    if manifest.get("id") != os.path.basename(path):
-        raise ReleaseError(f"{name} belongs to {manifest.get('id')!r}: a copied or renamed directory")
     return manifest
 
 
@@ -325,20 +332,6 @@ def make_release_directory(root, manifest, owner):
     write_manifest(temporary, manifest)
     os.rename(temporary, release_path(root, manifest["id"]))
     fsync_directory(parent)
-
-
-def remove_release_directory(root, name):
-    """Delete a directory of releases/: renamed first, so that a kill half-way never leaves a thinned-out release."""
-    import shutil
-
-    path = os.path.join(releases_directory(root), name)
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise ReleaseError(f"{path} is not a directory; it is left alone.")
-    if not name.startswith((NEW, TRASH)):
-        trash = os.path.join(releases_directory(root), TRASH + name)
-        os.rename(path, trash)
-        path = trash
-    shutil.rmtree(path)
 
 
 def leftovers(root):

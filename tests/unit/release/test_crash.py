@@ -9,6 +9,7 @@ import shutil
 import pytest
 from ansible.module_utils import sglang_ledger, sglang_lock, sglang_release_compare, sglang_release_states
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_release_archive import archive_path, remove_release_directory
 
 from .conftest import ENGINE, MODEL, make_run
 
@@ -135,10 +136,14 @@ def test_a_kill_while_pruning_never_leaves_a_thinned_out_release(tmp_path, engin
 
     def work():
         real = shutil.rmtree
-        shutil.rmtree = lambda target: (os.unlink(os.path.join(target, "launch.json")), os._exit(9))
-        store.remove_release_directory(root, old)
+        shutil.rmtree = lambda target: (os.rmdir(os.path.join(target, "logs")), os._exit(9))
+        remove_release_directory(root, old)
         shutil.rmtree = real
 
     assert killed_before(10_000, work)
     assert not os.path.exists(path)
     assert store.leftovers(root) == [store.TRASH + old]
+    # What the ledger names is safe before the first file is deleted, and the next run ends what this one began.
+    assert os.path.isfile(os.path.join(archive_path(root, old), "manifest.json"))
+    remove_release_directory(root, store.TRASH + old)
+    assert store.leftovers(root) == []

@@ -9,6 +9,7 @@ import stat
 
 import pytest
 from ansible.module_utils import sglang_ledger, sglang_release_compare
+from ansible.module_utils.sglang_release_archive import result_path
 
 
 def events(host):
@@ -243,6 +244,36 @@ def test_prune_keeps_what_serves_and_what_a_rollback_needs(host, monkeypatch):
     left = set(os.listdir(os.path.join(host.root, "releases")))
     assert left == {built[0], built[1], built[4]}
     assert host.ok("pruned", keep=1)["changed"] is False
+
+
+def test_prune_moves_what_the_ledger_names_to_the_archive(host):
+    built = [host.deploy(name) for name in ("a", "b", "c", "d")]
+    result = os.path.join(str(host.path(built[0])), "results", "bench-1.json")
+    with open(result, "w", encoding="utf-8") as handle:
+        handle.write("{}")
+    host.ok("pruned", keep=1)
+    kept = os.path.join(host.root, "archive", built[0])
+    assert sorted(os.listdir(kept)) == ["launch.json", "manifest.json", "results"]
+    assert result_path(host.root, result) == os.path.join(kept, "results", "bench-1.json")
+    assert result_path(host.root, os.path.join(host.root, "releases", built[0], "results", "none.json")) is None
+
+
+def test_refusals_and_rollbacks_are_in_the_ledger_with_their_rung(host):
+    first, second = host.deploy("a"), host.deploy("b")
+    host.ok("target")
+    host.ok("rejected", release=second, reason="wrong answers", rung="verify")
+    host.ok("unlocked", release=first, variant="a", reason="no room", rung="precheck")
+    events = sglang_ledger.read(host.root)[0][-4:]
+    assert [(item["event"], item["release"], item.get("rung")) for item in events] == [
+        ("rollback", first, None),
+        ("rejected", second, "verify"),
+        ("refused", first, "precheck"),
+        ("unlocked", None, None),
+    ]
+    assert events[0]["previous"] == second and events[2]["reason"] == "no room"
+    # A run that holds no lock any more has nothing to refuse.
+    host.ok("unlocked", release=first, reason="no room", rung="precheck")
+    assert len(sglang_ledger.read(host.root)[0]) == sglang_ledger.read(host.root)[0].index(events[-1]) + 1
 
 
 def test_created_removes_what_a_killed_run_left_of_the_same_digest(host):

@@ -12,13 +12,12 @@ import socket
 import threading
 import time
 
+from ansible.module_utils.sglang_bench_reader import Reader, can_read, clock
 from ansible.module_utils.sglang_bench_stream import record
 
 TICK = 0.01  # seconds between two looks at deadlines
-LAST = b"\r\n0\r\n\r\n"  # end of a chunk and the empty chunk that ends an answer
 KEEP = 64 << 20  # bytes of unparsed answers; above this finished answers are parsed during the run
 
-clock = time.perf_counter
 _now = threading.local()
 
 
@@ -72,6 +71,7 @@ class Client:
         self.kept = 0
         self.adapters = []
         self.given_up = ""
+        self.reader = Reader()
 
     def give_up(self, why):
         """Send nothing more; requests of later runs end as ``not_sent`` with this reason."""
@@ -87,7 +87,8 @@ class Client:
             self.adapters.append(adapter())
 
     def close(self):
-        """Close every connection."""
+        """Close every connection and stop reading."""
+        self.reader.close()
         for each in self.adapters:
             each.close()
         self.adapters = []
@@ -128,37 +129,27 @@ class Client:
                 raw.close()
         return stream
 
-    @staticmethod
-    def _read(stream, raw):
+    def _read(self, stream, raw):
         """Read an answer to its end.
 
-        The usual answer is chunked; it is taken from the socket's buffer with its framing, in one call a wake-up,
-        and unframed after the run: while tokens arrive that time belongs to the next ones.
+        The usual answer is chunked; it is taken from the socket with its framing and unframed after the run: while
+        tokens arrive that time belongs to the next ones.
         """
         times, blocks = stream["times"], stream["blocks"]
         inner = getattr(raw, "_original_response", None)
-        source = getattr(inner, "fp", None)
-        stream["framed"] = bool(source is not None and inner.chunked and hasattr(source, "read1"))
-        if not stream["framed"]:
-            block = raw.read1()
-            while block:
-                times.append(clock())
-                blocks.append(block)
-                block = raw.read1()
-            stream["closed"] = stream["closed"] or "end"
+        source, sock = getattr(inner, "fp", None), getattr(raw.connection, "sock", None)
+        stream["framed"] = bool(source is not None and inner.chunked and can_read(sock) and hasattr(source, "read1"))
+        if stream["framed"]:
+            self.reader.read(stream, sock, source)
+            inner.close()
+            raw.release_conn()
             return
-        read, tail, ended = source.read1, b"", False
-        while not ended:
-            block = read(65536)
+        block = raw.read1()
+        while block:
             times.append(clock())
             blocks.append(block)
-            if not block:
-                raise ConnectionError("the connection was closed before the end of the answer")
-            tail = block[-7:] if len(block) > 6 else (tail + block)[-7:]
-            ended = tail == LAST
+            block = raw.read1()
         stream["closed"] = stream["closed"] or "end"
-        inner.close()
-        raw.release_conn()
 
     @staticmethod
     def _refusal(stream, raw):

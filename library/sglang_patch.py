@@ -92,8 +92,8 @@ results:
     state:
       description: >-
         applied, already_applied (by this module or by hand), upstream (fixed there in other words), not_applicable
-        (version not covered), not_exercised (package not installed, or no GPU that it is for), refused (experimental),
-        conflict, absent.
+        (version not covered), not_exercised (package not installed, or no GPU that it is for), refused (experimental
+        and not allowed, or a release that does not work on SM120 even with the edit), conflict, absent.
       type: str
     ok: {description: Whether the state lets a variant go on., type: bool}
     package: {description: Package that is patched., type: str}
@@ -105,6 +105,7 @@ results:
     admitted: {description: Simulated hosts that every patched gate admits., type: list, elements: str}
     gates: {description: "Each gate as {path, scope, kind, before, after}.", type: list, elements: dict}
     message: {description: What was seen., type: str}
+    ways_out: {description: What to do where the state is refused., type: list, elements: str}
     versions_covered: {description: Version ranges of the entry., type: list, elements: str}
     experimental: {description: Whether the entry is experimental., type: bool}
 packages:

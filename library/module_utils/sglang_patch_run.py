@@ -125,30 +125,32 @@ def _judge_all(params, entries, origins):
             found.setdefault(path, (pristine, pristine))
         item, changes = patching.judge(entry, origin["version"], {path: pair[1] for path, pair in found.items()})
         item["origin"] = origin["origin"]
-        if changes and entry.get("experimental"):
-            item, changes = _experimental(params, entry, item, changes)
+        if (changes and entry.get("experimental")) or (item["state"] in patching.GOOD and family.get("refused")):
+            item, changes = _held_back(params, entry, family, item, changes)
         for path, text in changes.items():
             found[path] = (found[path][0], text)
         results.append(item)
     return results, texts
 
 
-def _experimental(params, entry, item, changes):
-    """Return the result and changes of an experimental entry that would change the package."""
+def _held_back(params, entry, family, item, changes):
+    """Return the result and changes of an entry that is experimental, or for a release that it cannot help."""
     keep = {key: item[key] for key in ("version", "origin", "family")}
     sm = params["capabilities"]
     if sm and not any(value.split(".")[0] == "12" for value in sm):
         note = f"not exercised: this host has no GPU of compute capability 12 (it has {', '.join(sm)})"
         return patching.result(entry, "not_exercised", note, **keep), {}
-    if params["allow_experimental"]:
+    if family.get("refused"):
+        note = f"{entry['package']} {item['version']} {family['refused']}"
+    elif params["allow_experimental"]:
         return item, changes
-    admitted = item["gates"][0]["before"]
-    note = (
-        f"{entry['package']} {item['version']} admits {', '.join(admitted)} and refuses 12.0; "
-        "the patch that opens it is experimental. "
-        f"Ways out: {'; or '.join(entry.get('ways_out', []) or ['allow experimental patches'])}"
-    )
-    return patching.result(entry, "refused", note, **keep), {}
+    else:
+        admitted = item["gates"][0]["before"]
+        note = f"{entry['package']} {item['version']} admits {', '.join(admitted)} and refuses 12.0; "
+        note += "the patch that opens it is experimental"
+    ways_out = family.get("ways_out") or entry.get("ways_out") or ["allow experimental patches"]
+    note += f". Ways out: {'; or '.join(ways_out)}"
+    return patching.result(entry, "refused", note, ways_out=ways_out, **keep), {}
 
 
 def _failure(failed):

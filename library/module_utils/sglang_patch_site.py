@@ -23,7 +23,7 @@ import importlib.machinery as machinery, importlib.metadata as metadata, json, o
 site, wanted = sys.argv[1], json.loads(sys.argv[2])
 def real(path): return os.path.realpath(path or os.getcwd())
 def place(spec):
-    if spec and spec.origin and spec.submodule_search_locations: return real(os.path.dirname(spec.origin))
+    if spec and spec.origin and spec.submodule_search_locations: return os.path.abspath(os.path.dirname(spec.origin))
 entries = [item for item in dict.fromkeys(real(item) for item in sys.path) if item != real(site)]
 out = {}
 for package, distribution in wanted.items():
@@ -37,7 +37,9 @@ for package, distribution in wanted.items():
         url = json.loads(dist.read_text("direct_url.json") or "{}")
         dists.append({"version": dist.version, "parent": real(str(dist.locate_file(""))),
                       "editable": bool(url.get("dir_info", {}).get("editable"))})
-    out[package] = {"candidates": [item for item in dict.fromkeys(found) if item], "distributions": dists}
+    found = [item for item in found if item]
+    out[package] = {"candidates": list(dict.fromkeys(map(real, found))), "distributions": dists,
+                    "parents": [real(os.path.dirname(item)) for item in found]}
 print("SGLANG_PATCH " + json.dumps(out))
 """
 
@@ -89,7 +91,7 @@ def locate(python, packages, env, chdir, site):
 
 def ask(python, packages, env, chdir, site):
     """Return what :func:`locate` judges: ``{package: {candidates: [path], distributions: [{version, parent,
-    editable}]}}``.
+    editable}], parents: [folder]}}``. A parent is where the package or a link to it lies.
 
     :raises SiteError: the interpreter fails.
     """
@@ -110,7 +112,8 @@ def _origin(package, answer, python):
             "remove one of them, or its entry in PYTHONPATH"
         )
     origin = candidates[0]
-    beside = [item for item in answer["distributions"] if item["parent"] == os.path.dirname(origin)]
+    parents = [os.path.dirname(origin), *answer["parents"]]
+    beside = [item for item in answer["distributions"] if item["parent"] in parents]
     editable = [item for item in answer["distributions"] if item["editable"]]
     chosen = (editable or beside or [None])[0]
     kind = "editable" if editable else "wheel" if beside else "copy"
@@ -257,15 +260,27 @@ def remove(site, name):
 
 
 def read_record(site):
-    """Return the record of a site, ``{packages: {}, entries: []}`` where there is none or it cannot be read."""
+    """Return the record of a site, ``{packages: {}, entries: []}`` where there is none.
+
+    :raises SiteError: it cannot be read or is damaged, so that nobody knows what the copies are.
+    """
+    path = os.path.join(site, RECORD)
     try:
-        with open(os.path.join(site, RECORD), encoding="utf-8") as handle:
+        with open(path, encoding="utf-8") as handle:
             record = json.load(handle)
-        if record["schema"] == 1 and isinstance(record["packages"], dict) and isinstance(record["entries"], list):
+        whole = record["schema"] == 1 and all(isinstance(item, dict) for item in record["packages"].values())
+        if whole and all(
+            {"name", "hunks"} <= set(item) and isinstance(item["entry"], dict) for item in record["entries"]
+        ):
             return record
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return {"schema": 1, "packages": {}, "entries": []}
+        raise ValueError("unknown shape")
+    except (FileNotFoundError, NotADirectoryError):
+        return {"schema": 1, "packages": {}, "entries": []}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SiteError(
+            f"{path} is damaged ({type(error).__name__}: {error}), and it alone says what was patched here. "
+            f"Way out: delete it and the package folders in {site}, then run again; both are made anew"
+        ) from error
 
 
 def write_record(site, record):

@@ -4,11 +4,12 @@ An entry is a dict, one YAML file of the role ``sglang_patches``::
 
     name, edition, summary, package, distribution, evidence: [str], experimental: bool, requires: [entry name],
     accepts: [state], ways_out: [str],
-    families: [{name, versions, upstream: bool, files: [{path, imports, definitions, edits, gates}]}]
+    families: [{name, versions, upstream: bool, refused: str, ways_out: [str],
+                files: [{path, imports, definitions, edits, gates}]}]
 
 ``imports`` are ``{module, name, after}``, ``definitions`` ``{name, after, text}``, ``edits``
 ``{scope, find, replace}``, ``gates`` what :func:`sglang_patch_gate.admitted` takes plus ``pristine``, the hosts that an
-unpatched file admits.
+unpatched file admits. ``refused`` says why these releases do not work on SM120 even with the edit.
 A patch may add the host 12.0 to a gate and must leave every other host as it was.
 """
 
@@ -25,6 +26,7 @@ from ansible.module_utils.sglang_patch_gate import BROKEN, HOSTS, TARGET, GateEr
 
 #: States that let a variant go on; an entry may accept more with ``accepts``.
 GOOD = ("applied", "already_applied")
+BOM = "\ufeff"
 STATES = GOOD + ("upstream", "not_applicable", "not_exercised", "refused", "conflict", "absent")
 
 _SHAPES = {
@@ -32,7 +34,7 @@ _SHAPES = {
         {"name": str, "edition": int, "summary": str, "package": str, "distribution": str, "families": list},
         {"evidence": list, "experimental": bool, "requires": list, "accepts": list, "ways_out": list},
     ),
-    "family": ({"name": str, "versions": str, "files": list}, {"upstream": bool}),
+    "family": ({"name": str, "versions": str, "files": list}, {"upstream": bool, "refused": str, "ways_out": list}),
     "file": ({"path": str, "edits": list, "gates": list}, {"imports": list, "definitions": list}),
     "import": ({"module": str, "name": str}, {"after": str}),
     "definition": ({"name": str, "after": str, "text": str}, {}),
@@ -205,6 +207,7 @@ def result(entry, state, message="", **more):
         "admitted": [],
         "gates": [],
         "message": message,
+        "ways_out": [],
         "versions_covered": [family["versions"] for family in entry["families"]],
         "experimental": bool(entry.get("experimental")),
         "ok": state in GOOD or state == "absent" or state in entry.get("accepts", []),
@@ -294,6 +297,9 @@ def judge(entry, version, texts):
     if family is None:
         return not_applicable(entry, version), {}
     states, notes, changes, reports, path = {}, [], {}, [], ""
+    # Python reads a file with this mark, ast does not read a text with it.
+    marks = {name: BOM if (text or "").startswith(BOM) else "" for name, text in texts.items()}
+    texts = {name: text and text[len(marks[name]) :] for name, text in texts.items()}
     try:
         for rules in family["files"]:
             path, old = rules["path"], texts.get(rules["path"])
@@ -327,7 +333,7 @@ def judge(entry, version, texts):
         hunks=hunks,
         gates=reports,
         admitted=[host for host in HOSTS if all(host in door for door in doors)],
-    ), changes
+    ), {name: marks[name] + text for name, text in changes.items()}
 
 
 def hunk(package, path, old, new):

@@ -182,6 +182,7 @@ def patches(wanted, host):
             advice = "deploy writes it into the release's own copy" if item["files"] else "nothing to do"
             found.append(report("patch-fits", "info", message, "; ".join(facts), advice))
             continue
+        ways_out = item["ways_out"] or entry.get("ways_out") or DEFAULT_WAYS_OUT[item["state"] == "conflict"]
         found.append(
             report(
                 "patch-refused",
@@ -190,7 +191,7 @@ def patches(wanted, host):
                 "; ".join(
                     [f"the GPUs have compute capability {', '.join(seen)}"] * bool(seen) + facts + others(entry, state)
                 ),
-                "; or ".join(entry.get("ways_out") or DEFAULT_WAYS_OUT[item["state"] == "conflict"]),
+                "; or ".join(ways_out),
             )
         )
     return found

@@ -35,7 +35,9 @@ SGLANG = {
 FLASHINFER = {
     "0.6.1": "applied",
     "0.6.3": "applied",
-    "0.6.7.post3": "applied",
+    "0.6.7.post2": "refused",
+    "0.6.7.post3": "refused",
+    "0.6.8.post1": "refused",
     "0.6.12": "applied",
     "0.6.17": "upstream",
     "0.7.2": "upstream",
@@ -140,7 +142,7 @@ def row(item, before):
         item["family"],
         files,
         ", ".join(before),
-        ", ".join(item["admitted"]),
+        ", ".join(item["admitted"] or before),
     ]
 
 
@@ -197,17 +199,32 @@ def test_flashinfer(version, unpacked, tmp_path, run_module, entries, table):
     folder, release = unpacked("flashinfer-python", version), tmp_path / "release"
     release.mkdir()
     refused = run_patch(run_module, entries[1:], folder, release, capabilities=["12.0"])
-    assert bool(refused.get("failed")) is (FLASHINFER[version] == "applied")
+    assert bool(refused.get("failed")) is (FLASHINFER[version] != "upstream")
     result = run_patch(run_module, entries[1:], folder, release, allow_experimental=True)
     item = result["results"][0]
-    assert (item["state"], item["version"], item["admitted"]) == (FLASHINFER[version], version, PATCHED)
+    assert (item["state"], item["version"]) == (FLASHINFER[version], version)
+    assert item["admitted"] == ([] if item["state"] == "refused" else PATCHED)
     origin = (folder / "flashinfer/jit/comm.py").read_text()
-    assert majors(origin) == ([9, 10] if item["state"] == "applied" else [9, 10, 12])
+    assert majors(origin) == ([9, 10, 12] if item["state"] == "upstream" else [9, 10])
+    assert demands_multicast(folder, version) is (item["state"] == "refused")
     if item["state"] == "applied":
         copy = release / "site" / "flashinfer"
         assert item["files"] == changed_files(folder / "flashinfer", copy) == ["jit/comm.py"]
         assert majors((copy / "jit/comm.py").read_text()) == [9, 10, 12]
-    table.append(row(item, PRISTINE if item["state"] == "applied" else PATCHED))
+    elif item["state"] == "refused":
+        assert "NVLink multicast" in result["msg"] and not (release / "site").exists()
+    table.append(row(item, PATCHED if item["state"] == "upstream" else PRISTINE))
+
+
+def demands_multicast(folder, version):
+    """Tell whether the workspace that SGLang pins this release for needs a GPU with NVLink multicast.
+
+    It does where the all-reduce takes its memory from SymmDeviceMemory, whose first test is of multicast alone. Before
+    0.6.4 SGLang calls the older function, which takes CUDA IPC buffers.
+    """
+    uses = "SymmDeviceMemory(" in (folder / "flashinfer/comm/trtllm_ar.py").read_text()
+    tests_alone = "if multicast_supported == 0:" in (folder / "flashinfer/comm/mnnvl.py").read_text()
+    return uses and tests_alone and patching.covers(">=0.6.4", version)
 
 
 def majors(source):

@@ -190,7 +190,10 @@ SGLANG = {
         _COMM: comm_fusion(PLATFORM, True),
     },
 }
-FLASHINFER = {"0.6.3": {"jit/comm.py": flashinfer("[9, 10]")}, "0.6.17": {"jit/comm.py": flashinfer("[9, 10, 12]")}}
+FLASHINFER = {
+    **{version: {"jit/comm.py": flashinfer("[9, 10]")} for version in ("0.6.3", "0.6.7.post3", "0.6.11.post1")},
+    "0.6.17": {"jit/comm.py": flashinfer("[9, 10, 12]")},
+}
 
 
 def write(folder, package, version, files):

@@ -225,6 +225,32 @@ def test_the_experimental_gate(more, state, engine, entries, run_module):
     assert (engine.site / "flashinfer").exists() is (state == "applied")
 
 
+@pytest.mark.parametrize(
+    "version, more, state",
+    [
+        ("0.6.7.post3", {"allow_experimental": True}, "refused"),
+        ("0.6.7.post3", {"allow_experimental": True, "capabilities": ["12.0"]}, "refused"),
+        ("0.6.7.post3", {"allow_experimental": True, "capabilities": ["9.0"]}, "not_exercised"),
+        ("0.6.11.post1", {"allow_experimental": True, "capabilities": ["12.0"]}, "applied"),
+    ],
+)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_flashinfer_that_demands_multicast_is_refused(by_hand, version, more, state, engine, entries, run_module):
+    engine.add("sglang", "0.5.9")
+    package = engine.add("flashinfer", version)
+    if by_hand:
+        text = (package / "jit/comm.py").read_text()
+        (package / "jit/comm.py").write_text(text.replace("[9, 10]", "[9, 10, 12]"))
+        state = "already_applied" if state == "applied" else state
+    result = run_module(MODULE, engine.args(entries, **more))
+    assert states(result)["flashinfer_sm120_gate"] == state
+    if state == "refused":
+        assert not engine.site.exists()
+        for word in ("NVLink multicast", "lack its all-reduces", "0.5.20", "pcie_ipc", "use SGLang 0.5.9, or 0.5.12"):
+            assert word in result["msg"]
+        assert "allow the experimental" not in result["msg"]
+
+
 def test_a_flashinfer_that_admits_sm120_needs_no_patch(engine, entries, run_module):
     engine.add("sglang", "0.5.18")
     engine.add("flashinfer", "0.6.17")
@@ -259,6 +285,15 @@ def test_a_copy_and_a_wheel_install(engine, entries, run_module):
     assert recorded() == ("wheel", "0.5.9.post1")
 
 
+def test_a_link_to_the_package_has_the_version_beside_the_link(engine, entries, run_module, tmp_path):
+    source = shapes.write(tmp_path / "checkout", "sglang", "0.0.0", shapes.SGLANG["0.5.9"])
+    (source / "_version.py").unlink()
+    engine.metadata("sglang", "0.5.9")
+    (engine.root / "sglang").symlink_to(source)
+    item = run_module(MODULE, engine.args(entries))["results"][0]
+    assert (item["state"], item["version"], item["origin"]) == ("applied", "0.5.9", str(source))
+
+
 def test_an_editable_install_is_found_through_its_finder(engine, entries, run_module, tmp_path):
     source = shapes.write(tmp_path / "checkout" / "python", "sglang", "0.0.0", shapes.SGLANG["0.5.9"])
     engine.root.mkdir()
@@ -284,6 +319,36 @@ def test_line_endings_survive_on_disk(newline, engine, entries, run_module):
     data = (engine.site / "sglang" / GUARD).read_bytes()
     assert SM120.encode() in data
     assert (data.count(b"\r\n") == data.count(b"\n")) is (newline == "\r\n")
+
+
+def test_a_byte_order_mark_stays(engine, entries, run_module):
+    package = engine.add("sglang", "0.5.9")
+    text = (package / GUARD).read_text()
+    (package / GUARD).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    result = run_module(MODULE, engine.args(entries))
+    assert states(result)["sm120_allreduce_fusion"] == "applied"
+    data = (engine.site / "sglang" / GUARD).read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf" + text[:6].encode())
+    assert (SM120.encode() in data, data.count(b"\xef\xbb\xbf")) == (True, 1)
+    assert run_module(MODULE, engine.args(entries))["changed"] is False
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "{", "[]", '{"schema": 1, "packages": {"sglang": 1}, "entries": []}', '{"schema": 1, "packages": {}}']
+    + [f'{{"schema": 1, "packages": {{}}, "entries": [{item}]}}' for item in ("1", "{}", '{"entry": 1}', "null")],
+)
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_damaged_record_is_one_clear_error(state, damage, engine, entries, run_module):
+    engine.add("sglang", "0.5.9")
+    run_module(MODULE, engine.args(entries))
+    (engine.site / ".patches.json").write_text(damage)
+    before = contents(engine.site)
+    result = run_module(MODULE, engine.args(entries, state=state))
+    assert result["failed"] is True
+    for word in (f"{engine.site}/.patches.json is damaged", "Way out: delete it and the package folders"):
+        assert word in result["msg"]
+    assert contents(engine.site) == before
 
 
 def test_a_package_that_is_not_installed_fails_the_patch_that_needs_it(engine, entries, run_module):

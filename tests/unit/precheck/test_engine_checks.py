@@ -114,7 +114,8 @@ def test_flashinfer_gate():
 
 def result(state, ok=False, message="seen", **more):
     base = {"name": "flashinfer_sm120_gate", "state": state, "ok": ok, "message": message, "package": "flashinfer"}
-    return {**base, "version": "0.6.3", "origin": f"{SITE}/flashinfer", "admitted": [], "files": [], **more}
+    base |= {"version": "0.6.3", "origin": f"{SITE}/flashinfer", "admitted": [], "files": [], "ways_out": []}
+    return {**base, **more}
 
 
 def test_patches():
@@ -131,6 +132,8 @@ def test_patches():
     for fact in ("the GPUs have compute capability 12.0", "flashinfer 0.6.3 in", "the engine is SGLang 0.5.20"):
         assert fact in texts["patch-refused"]
     assert "another engine; or allow it; or pcie_ipc" in texts["patch-refused"]
+    host.patch_results = [result("refused", ways_out=["0.5.9 only"])]
+    assert "0.5.9 only" in run(host, patches=[GATE])[0]["patch-refused"]
     host.patch_results = [result("conflict")]
     assert "install the package anew" in run(host, patches=[dict(GATE, ways_out=[])])[0]["patch-refused"]
     host.patch_results = SiteError("two places, /a and /b")

@@ -6,7 +6,10 @@ import glob
 import json
 import os
 
+from ansible.module_utils import sglang_ledger
+from ansible.module_utils.sglang_findings import errors
 from ansible.module_utils.sglang_proc import scan
+from ansible.module_utils.sglang_release_store import ID_PATTERN
 
 
 def server_of(release):
@@ -38,3 +41,35 @@ def on_file(results, server, findings):
         if data.get("server") == server and data.get("findings") == findings:
             return path
     return None
+
+
+def _line(event, release, run):
+    name = os.path.basename(release)
+    match = ID_PATTERN.match(name)
+    return {"event": event, "run": run, "release": name, "variant": match.group(2) if match else None}
+
+
+def tell_ready(root, release, run, health):
+    """Append the event ``ready`` to the ledger: how long the server took to answer, phase by phase.
+
+    :param health: result of sglang_health: ``{pid, elapsed, phases}``; ``elapsed`` in seconds.
+    """
+    keys = {key: health.get(key) for key in ("pid", "elapsed", "phases")}
+    sglang_ledger.append(root, {**_line("ready", release, run), **keys})
+
+
+def tell_verdict(root, release, run, result):
+    """Append the event ``verify`` to the ledger: whether the proof passed, and which rules refused or warned.
+
+    :param result: ``{findings, record, soak, elapsed}`` of the proof; ``elapsed`` in seconds.
+    """
+    bad = errors(result["findings"])
+    warned = sorted({item["rule"] for item in result["findings"] if item["level"] == "warning"})
+    verdict = {
+        "passed": not bad,
+        "errors": sorted({item["rule"] for item in bad}),
+        "warnings": warned,
+        "record": result["record"],
+        "elapsed": result["elapsed"],
+    }
+    sglang_ledger.append(root, {**_line("verify", release, run), **verdict})

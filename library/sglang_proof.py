@@ -112,6 +112,12 @@ options:
   python:
     description: An interpreter that has C(requests), used where the one that runs the module has not.
     type: path
+  run:
+    description:
+      - The run, as the action sglang_variant or sglang_run returns it. With it the ledger gets the events C(ready) and
+        C(verify); without it nothing but the record is written.
+    type: dict
+    default: {}
   api_key:
     description: API key of the server. Without it the file that the release's C(launch.json) names is read.
     type: str
@@ -134,6 +140,7 @@ EXAMPLES = r"""
       - prompt: The capital of France is
         contains: Paris
     soak_requests: 200
+    run: "{{ resolved.run }}"
   register: __proof
 """
 
@@ -179,7 +186,7 @@ from ansible.module_utils.sglang_lock import kept_fresh
 from ansible.module_utils.sglang_proc import launch_of
 from ansible.module_utils.sglang_process_report import report
 from ansible.module_utils.sglang_release_store import without_secrets
-from ansible.module_utils.sglang_verify_record import on_file, recorded, server_of
+from ansible.module_utils.sglang_verify_record import on_file, recorded, server_of, tell_ready, tell_verdict
 from ansible.module_utils.sglang_watch import LogFollower
 from ansible.module_utils.sglang_watch_processes import Processes
 
@@ -207,6 +214,7 @@ SPEC = dict(
     evidence=dict(type="dict", default={}),
     findings=dict(type="list", elements="dict", default=[]),
     python=dict(type="path"),
+    run=dict(type="dict", default={}),
     api_key=dict(type="str", no_log=True),
 )
 
@@ -228,6 +236,9 @@ def main():
     if problem:
         module.fail_json(msg=problem, elapsed=passed(), **result)
 
+    tells = params["run"].get("id") and not module.check_mode
+    if tells:
+        tell_ready(root, release, params["run"], result.get("health") or params["evidence"].get("health") or {})
     processes = report(launch, root)
     client = Client(launch["endpoint"], key_for(module, launch))
     asked = time.monotonic()
@@ -250,6 +261,8 @@ def main():
             "verify", "server-info", "error", "The server does not say how it runs.", error, "read its log"
         )
         result["findings"].append(silent)
+        if tells:
+            tell_verdict(root, release, params["run"], dict(result, elapsed=passed()))
         module.fail_json(msg=summary(errors(result["findings"])), elapsed=passed(), **result)
     result["findings"] += judge(launch, info, LogFollower(launch["log"]).read(), params["device"])
 
@@ -275,6 +288,8 @@ def main():
             json.dump(record, handle, indent=1, sort_keys=True)
         module.atomic_move(temporary, result["record"])
     bad = errors(result["findings"])
+    if tells:
+        tell_verdict(root, release, params["run"], dict(result, elapsed=passed()))
     if bad:
         text = f"{len(bad)} finding(s) refuse this release:\n{summary(bad)}"
         module.fail_json(msg=text, elapsed=passed(), **result)

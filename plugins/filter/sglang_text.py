@@ -34,6 +34,19 @@ def verdict(hosts, names):
     return {"ok": not failures, "failures": failures, "hosts": reports}
 
 
+def refusal(steps):
+    """Return ``{rung, reason}`` of the first step that failed, both empty where none did.
+
+    :param steps: ``[[rung, registered result], ...]`` in the order of the steps; an empty result has not run.
+    """
+    for rung, result in steps:
+        if result.get("failed"):
+            # The proof waits for the server first; a server that was never ready has not been proven wrong.
+            waited = (result.get("health") or {}).get("ready", True) if rung == "verify" else True
+            return {"rung": rung if waited else "ready", "reason": str(result.get("msg") or "")}
+    return {"rung": "", "reason": ""}
+
+
 def benchmark_lines(result):
     """Return what a benchmark measured, or why it measured nothing.
 
@@ -110,6 +123,7 @@ class FilterModule:
         return {
             "sglang_finding_lines": finding_lines,
             "sglang_verdict": verdict,
+            "sglang_refusal": refusal,
             "sglang_benchmark_lines": benchmark_lines,
             "sglang_status_lines": status_lines,
         }

@@ -31,11 +31,12 @@ def degenerate(answer, min_distinct):
     """Return why an answer is no real one, or an empty text.
 
     Tiny models repeat short loops rightly, so only fewer than ``min_distinct`` different tokens (or words) count.
+    With 0, for weights that are noise, the text is not looked at.
 
     :param answer: ``{text, tokens, ids}``.
     """
     words = answer["text"].split()
-    if not words:
+    if min_distinct and not words:
         return "the answer is empty"
     if answer["tokens"] < 2:
         return f"the answer has {answer['tokens']} token"

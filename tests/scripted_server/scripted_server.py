@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 FAULTS = ("", "401", "503", "close", "error", "no_done", "short", "stall", "silent", "empty")
 CHANNELS = ("content", "reasoning_content", "reasoning", "both", "tool_calls")
 WORDS = "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa".split()
-TEXT = random.Random(5).choices(WORDS, k=4096)
+TEXT = tuple(random.Random(5).choices(WORDS, k=4096))
 
 
 @dataclass
@@ -102,6 +102,7 @@ class Stream:
         self.due = self.loop.time() + script.ttft_ms / 1000.0
         self.interval = 1.0 / script.rate if script.rate else 0.0
         kind = "chat.completion.chunk" if api == "chat" else "text_completion"
+        self.ready = {}
         self.prefix = (
             f'data: {{"id":"chatcmpl-{id(self):032x}","object":"{kind}",'
             f'"created":1795967208,"model":"{script.model}","choices":[{{"index":0,'
@@ -139,6 +140,16 @@ class Stream:
         tail = '"logprobs":null,"finish_reason":null,"matched_stop":null}]}\n\n'
         return f'{self.prefix}"delta":{{{delta}}},{tail}'.encode()
 
+    def _framed(self, words):
+        """Return an event in its chunk. Those that depend on the words alone are kept: at 40,000 tokens a second the
+        making of them would be the limit."""
+        if self.api == "generate" or self.script.channel == "both":
+            return _chunk(self._event(words))
+        out = self.ready.get(words)
+        if out is None:
+            out = self.ready[words] = _chunk(self._event(words))
+        return out
+
     def _emit(self):
         protocol = self.protocol
         if protocol.closed:
@@ -147,10 +158,9 @@ class Stream:
             protocol.resume_call = self._emit
             return
         count = 1 if self.sent == 0 else min(self.script.tokens_per_chunk, self.total - self.sent)
-        words = ["foss"] * count if self.script.repeat else TEXT[self.sent % 4000 : self.sent % 4000 + count]
+        words = ("foss",) * count if self.script.repeat else TEXT[self.sent % 4000 : self.sent % 4000 + count]
         self.sent += count
-        data = self._event(words)
-        out = _chunk(data)
+        out = self._framed(words)
         if self.sent == 1 and self.api == "chat" and not self.script.role_at_once:
             out = _chunk(self._role()) + out
         protocol.transport.write(out)

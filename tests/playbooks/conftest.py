@@ -12,6 +12,7 @@ import pytest
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS / "support"))
+import ledger_schema  # noqa: E402
 from deployment import ROOT, Node  # noqa: E402
 from engines import make_engine  # noqa: E402
 
@@ -68,7 +69,10 @@ def make_node(scratch, engine, supervisor):
 
     yield make
     for node in nodes:
-        node.destroy()
+        try:
+            ledger_schema.check(node.root)
+        finally:
+            node.destroy()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,190 @@
+"""What a trial means: findings, predicted time of a step, ranking."""
+
+from __future__ import annotations
+
+import re
+
+from ansible.module_utils import sglang_nccl_log
+from ansible.module_utils.sglang_findings import finding
+from ansible.module_utils.sglang_nccl_plan import bus_bandwidth
+
+RUNG = "probe"
+# How much slower than the base a collective may be before it is said, as a factor.
+THRESHOLD = 1.25
+MODES = {"eager": "called directly", "graph": "captured in a CUDA graph"}
+RULES = {"failed": "probe-fails", "wrong": "probe-wrong", "hung": "probe-hangs", "crashed": "probe-crashes"}
+
+
+def describe(step):
+    """Return a step in words."""
+    tokens = f"{step['tokens']} token{'s' if step['tokens'] != 1 else ''}"
+    return f"{step['collective']} for {step['phase']} of {tokens} ({step['bytes']} bytes)"
+
+
+def place(where, plan):
+    """Return in words where a trial stopped."""
+    if not where or where["phase"] is None:
+        return "before the first message"
+    if where["step"] is None:
+        return {"environment": "while the environment was set", "init": "while the communicator was made"}.get(
+            where["phase"], "after the last collective"
+        )
+    return f"at {describe(plan['steps'][where['step']])}, {MODES[where['mode']]}"
+
+
+def complete(trial, plan):
+    """Add to a trial what follows from it: bus bandwidth and NCCL's choice for each step, and the predicted step times."""
+    for step in trial["steps"]:
+        sizes = (step["bytes"], step["bytes"] // plan["world"])
+        step["choice"] = sglang_nccl_log.choice(trial["log"], step["collective"], sizes)
+        best = step["graph"] or step["eager"]
+        step["busbw_gbs"] = (
+            bus_bandwidth(step["collective"], step["bytes"], plan["world"], best["p50_us"]) if best else None
+        )
+    trial["predicted"] = predict(trial["steps"], plan)
+    return trial
+
+
+def predict(steps, plan):
+    """Return the time that one step of the model spends in collectives, in milliseconds: ``{name: ms or None}``.
+
+    ``decode`` and ``verify`` are replayed from a graph where the trial has graphs, ``verify_eager`` and ``prefill`` are called
+    directly, as the server does it. ``prefill`` is its largest chunk, ``decode`` one token, ``decode_many`` the most streams.
+    """
+
+    def total(phase, mode, pick):
+        counts, rows = plan["counts"][phase], {}
+        for step in steps:
+            if step["phase"] == phase:
+                rows.setdefault(step["tokens"], {}).setdefault(step["collective"], step)
+        if not rows:
+            return None
+        mine = rows[pick(rows)]
+        figures = {kind: (step[mode] or step["eager"]) for kind, step in mine.items()}
+        if figures.get("all_reduce") is None:
+            return None
+        return round(
+            sum(count * figures[kind]["p50_us"] for kind, count in counts.items() if figures.get(kind)) / 1e3, 3
+        )
+
+    return {
+        "decode": total("decode", "graph", min), "decode_many": total("decode", "graph", max),
+        "verify": total("verify", "graph", min), "verify_eager": total("verify", "eager", min),
+        "prefill": total("prefill", "eager", max),
+    }  # fmt: skip
+
+
+def slower(trial, base, threshold):
+    """Return ``[(step, mode, factor)]`` where a trial is slower than its base by more than the threshold, worst first."""
+    found = []
+    for step, other in zip(trial["steps"], base["steps"]):
+        for mode in ("eager", "graph"):
+            if step[mode] and other[mode] and step[mode]["p50_us"] > threshold * other[mode]["p50_us"]:
+                found.append((step, mode, step[mode]["p50_us"] / other[mode]["p50_us"]))
+    return sorted(found, key=lambda item: -item[2])
+
+
+def _advice(trial, variables, host):
+    """Return ``(evidence, advice)`` for a trial that failed or hung."""
+    message = trial["message"]
+    match = re.search(r"no algorithm/protocol available for function (\w+)", message, re.IGNORECASE)
+    if match:
+        return message, f"leave {match.group(1)} an algorithm: NCCL_ALGO='ring;allreduce:tree', or unset"
+    if trial["outcome"] == "hung":
+        if variables.get("NCCL_P2P_DISABLE") == "1":
+            advice = "peer-to-peer is off here already: give NCCL more channels and larger buffers"
+            return message, advice
+        advice = (
+            "GPUs that cannot write to each other do this: turn the IOMMU off (iommu=off, or iommu=pt) or ACS on the bridges "
+            "between them, or set NCCL_P2P_DISABLE=1"
+        )
+        return "; ".join([message, *host]), advice
+    if trial["outcome"] == "wrong":
+        return message, "LL128 over PCIe does this: leave NCCL_PROTO unset, or without LL128"
+    return message, "read the log that the result names"
+
+
+def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercised=True):
+    """Return the findings of one trial.
+
+    :param trial: after :func:`complete`.
+    :param setting: ``{name, variables}``.
+    :param base: the trial to compare with, or None.
+    :param host: what the host says about IOMMU and ACS, as texts.
+    :param exercised: whether this was NCCL.
+    """
+    name, found = setting["name"], []
+    if not exercised:
+        found.append(
+            finding(RUNG, "probe-not-exercised", "info", "not exercised: NCCL; the collectives ran through gloo", name,
+                    "probe on a host with GPUs")
+        )  # fmt: skip
+    if trial["outcome"] != "ok":
+        seen, advice = _advice(trial, setting["variables"], host)
+        verb = {"failed": "fails", "wrong": "gives wrong values", "hung": "hangs", "crashed": "crashes"}[
+            trial["outcome"]
+        ]
+        ranks = f", {len(trial['failed_ranks'])} of {plan['world']} ranks" if trial["failed_ranks"] else ""
+        message = f"variant {name} {verb} {place(trial['where'], plan)}{ranks}"
+        found.append(finding(RUNG, RULES[trial["outcome"]], "error", message, seen, advice))
+    if trial["stuck"]:
+        found.append(
+            finding(RUNG, "probe-left", "error", f"{trial['stuck']} processes of the probe could not be killed",
+                    f"variant {name}; they wait for the driver", "look for Xid in the kernel log; a reboot may be needed")
+        )  # fmt: skip
+    if base is not None and trial["outcome"] == base["outcome"] == "ok":
+        phases = {}
+        for step, mode, factor in slower(trial, base, threshold):
+            phases.setdefault(step["phase"], (step, mode, factor))
+        for step, mode, factor in phases.values():
+            found.append(
+                finding(RUNG, "probe-slower", "warning",
+                        f"variant {name} is {factor:.1f} times as slow as the base at {step['phase']}",
+                        f"{describe(step)}, {MODES[mode]}: {step[mode]['p50_us']} us", "know why before it serves")
+            )  # fmt: skip
+    if exercised and trial["log"]["version"]:
+        for variable, (asked, taken) in sorted(sglang_nccl_log.ignored(setting["variables"], trial["log"]).items()):
+            what = "is ignored by NCCL in silence" if taken is None else f"is taken as {taken!r}"
+            found.append(
+                finding(RUNG, "probe-ignored", "warning", f"variant {name}: {variable} {what}",
+                        f"asked for {asked!r}, NCCL {trial['log']['version']}", "correct the value, or leave it out")
+            )  # fmt: skip
+    kept = {}
+    for event in trial["ranks"].values():
+        kept.update(
+            (key, event["env"].get(key))
+            for key, value in setting["variables"].items()
+            if event["env"].get(key) != value
+        )
+    for variable, value in sorted(kept.items()):
+        found.append(
+            finding(RUNG, "probe-environment", "warning", f"variant {name}: {variable} had another value already", value,
+                    "take it out of sglang_server_env, or out of the variant")
+        )  # fmt: skip
+    return found
+
+
+def ranking(rows):
+    """Return ``[{name, outcome, predicted, ...}]`` ordered: what works by predicted decode time, then what does not."""
+
+    def key(row):
+        value = row["predicted"].get("decode")
+        return row["outcome"] != "ok", value is None, value or 0.0, row["name"]
+
+    return sorted(rows, key=key)
+
+
+def table(rows):
+    """Return a ranking as text for a terminal."""
+    columns = ("decode", "decode_many", "verify", "verify_eager", "prefill")
+    heads = ("decode 1", "many", "verify", "eager", "prefill")
+    lines = [
+        f"{'variant':<24}{'verdict':<9}" + "".join(f"{head:>10}" for head in heads) + "   ms in collectives, one step"
+    ]
+    for row in rows:
+        cells = "".join(
+            f"{row['predicted'][name]:>10.2f}" if row["predicted"].get(name) is not None else f"{'-':>10}"
+            for name in columns
+        )
+        lines.append(f"{row['name']:<24}{row['outcome']:<9}{cells}   {row.get('note', '')}".rstrip())
+    return "\n".join(lines)

@@ -8,6 +8,8 @@ DOCUMENTATION = r"""
 module: sglang_proof
 short_description: Prove that a release's server runs and answers as asked, and record it
 description:
+  - With O(wait) it first waits until the server is ready, as M(sglang_health) does and with the same progress on the
+    controller, and proves nothing where it is not.
   - Reads what the live workers hold, as M(sglang_process_info) does.
   - Asks the questions of O(known_answers) at temperature 0 and compares the answers by tokens, by words, and by
     log-probability where the server gives it.
@@ -29,6 +31,55 @@ options:
     description: Absolute path of the release; its C(launch.json) names the endpoint.
     type: path
     required: true
+  wait:
+    description:
+      - How the wait before the proof is made, with the options of M(sglang_health); left out, the server must be ready.
+      - O(request_timeout), O(generation_timeout) and O(min_distinct) count for the wait as well.
+    type: dict
+    suboptions:
+      pid:
+        description: Pid of the server process. Without it the process is found by the release's marker.
+        type: int
+      timeout:
+        description: Seconds for the whole wait.
+        type: float
+        default: 1800
+      phase_silence:
+        description:
+          - Seconds without a sign of life, for each phase, after which the start has stalled.
+          - A phase that is left out keeps the default of M(sglang_health).
+        type: dict
+        default: {}
+        suboptions:
+          spawned:
+            description: The process exists and its log is empty.
+            type: float
+          imports:
+            description: Python imports and the parsing of arguments.
+            type: float
+          distributed:
+            description: The ranks find each other.
+            type: float
+          weights:
+            description: Weights are loaded; the longest time for one shard.
+            type: float
+          kv_cache:
+            description: The KV cache is allocated.
+            type: float
+          graph:
+            description: CUDA graphs are captured; the longest time for one batch size.
+            type: float
+          warmup:
+            description: The server's own first request.
+            type: float
+      generations:
+        description: How many generations in a row must succeed.
+        type: int
+        default: 3
+      max_tokens:
+        description: Tokens of each of these generations, at least 2.
+        type: int
+        default: 8
   device:
     description: What the host is declared to be.
     type: str
@@ -125,7 +176,9 @@ attributes:
   check_mode:
     description: What the module does where nothing may be changed.
     support: full
-    details: Asks the known questions and judges. The soak, which is load, is left out, and nothing is written.
+    details:
+      - Asks the known questions and judges. The soak, which is load, is left out, and nothing is written.
+      - Looks once in place of O(wait). A server that is not ready is reported in RV(health) and is no failure.
   diff_mode:
     description: Whether it shows the difference that it makes.
     support: none
@@ -145,6 +198,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+health:
+  description: The result of the wait, with the keys of M(sglang_health). Null without O(wait).
+  returned: always
+  type: dict
 findings:
   description:
     - All findings, those about the processes first, then those of O(findings), of the answers and of the soak (rules
@@ -167,7 +224,7 @@ record:
   returned: always
   type: str
 elapsed:
-  description: Seconds that the module took, the soak included.
+  description: Seconds that the module took, the wait and the soak included.
   returned: always
   type: float
 """
@@ -189,6 +246,7 @@ from ansible.module_utils.sglang_release_store import without_secrets
 from ansible.module_utils.sglang_verify_record import on_file, recorded, server_of, tell_ready, tell_verdict
 from ansible.module_utils.sglang_watch import LogFollower
 from ansible.module_utils.sglang_watch_processes import Processes
+from ansible.module_utils.sglang_watch_ready import WAIT_SPEC, empty, wait, wrong
 
 KNOWN_ANSWER = dict(
     prompt=dict(type="str", required=True),
@@ -200,6 +258,7 @@ KNOWN_ANSWER = dict(
 )
 SPEC = dict(
     release=dict(type="path", required=True),
+    wait=dict(type="dict", options=WAIT_SPEC),
     device=dict(type="str", choices=["cuda", "cpu"], default="cuda"),
     known_answers=dict(type="list", elements="dict", default=[], no_log=False, options=KNOWN_ANSWER),
     match=dict(type="float", default=1),
@@ -223,24 +282,39 @@ def main():
     """Entry point."""
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
     params, begin = module.params, time.monotonic()
-    result = {"changed": False, "findings": list(params["findings"]), "answers": [], "soak": None, "record": None}
+    result = {"changed": False, "health": None, "findings": list(params["findings"]), "answers": [], "soak": None}
+    result["record"] = None
 
     def passed():
         return round(time.monotonic() - begin, 3)
 
     release = os.path.realpath(params["release"])
     root, launch = os.path.dirname(os.path.dirname(release)), launch_of(release)
-    problem = unusable(params) or need_requests(params["python"])
+    shared = {name: params[name] for name in ("request_timeout", "generation_timeout", "min_distinct")}
+    waiting = dict(shared, **params["wait"]) if params["wait"] else None
+    problem = unusable(params) or (waiting and wrong(waiting, module.check_mode))
+    if problem:
+        module.fail_json(msg=problem, elapsed=passed(), **result)
+    problem = need_requests(params["python"])
     if not problem and not launch:
         problem = f"release: {release}/launch.json is missing or damaged. Build the release again."
+    if problem and waiting and module.check_mode:
+        # A dry run on an empty host: the tasks before this one would have brought what is missing.
+        module.exit_json(elapsed=passed(), **dict(result, health=empty(problem)))
     if problem:
         module.fail_json(msg=problem, elapsed=passed(), **result)
 
+    client = Client(launch["endpoint"], key_for(module, launch))
+    if waiting:
+        result["health"], message = wait(release, launch, client, waiting, module.check_mode)
+        if message and module.check_mode:
+            module.exit_json(elapsed=passed(), **result)
+        if message:
+            module.fail_json(msg=message, elapsed=passed(), **result)
     tells = params["run"].get("id") and not module.check_mode
     if tells:
-        tell_ready(root, release, params["run"], result.get("health") or params["evidence"].get("health") or {})
+        tell_ready(root, release, params["run"], result["health"] or params["evidence"].get("health") or {})
     processes = report(launch, root)
-    client = Client(launch["endpoint"], key_for(module, launch))
     asked = time.monotonic()
     found, result["answers"] = known_answers(client, params)
     # A server that does not answer a question at all needs no soak to be refused.
@@ -274,6 +348,7 @@ def main():
     if result["changed"] and not module.check_mode:
         record = dict(
             params["evidence"],
+            **({"health": result["health"]} if waiting else {}),
             schema=1,
             processes=recorded(processes),
             release=os.path.basename(release),

@@ -26,13 +26,18 @@ class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _supports_check_mode = True
 
+    @staticmethod
+    def waits(args):
+        """Return whether the module waits with these arguments."""
+        return args.get("state", "ready") == "ready"
+
     def run(self, tmp=None, task_vars=None):
         """Return the module's result."""
         result = super().run(tmp, task_vars)
         args = self._task.args
-        waits = args.get("state", "ready") == "ready" and not boolean(self._task.check_mode)
+        watched = args.get("release") and self.waits(args) and not boolean(self._task.check_mode)
         over = threading.Event()
-        if waits and args.get("release"):
+        if watched:
             self._host = (task_vars or {}).get("inventory_hostname", "host")
             context = contextvars.copy_context()  # Ansible keeps the present task in it
             watcher = threading.Thread(target=context.run, args=(self._watch, args["release"], over), daemon=True)
@@ -41,7 +46,7 @@ class ActionModule(ActionBase):
             result.update(self._execute_module(task_vars=task_vars))
         finally:
             over.set()
-            if waits and args.get("release"):
+            if watched:
                 watcher.join()  # no line may follow the result
         return result
 

@@ -1,4 +1,4 @@
-"""The action sglang_health in a real playbook run: what the terminal shows while the module waits."""
+"""The actions sglang_health and sglang_proof in a real playbook run: what the terminal shows while the module waits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ pytestmark = pytest.mark.skipif(Version(ansible_version) < Version("2.19"), reas
 
 @pytest.fixture
 def playbook(repository, tmp_path):
-    """Return ``playbook(release, callback="default", **args)`` which starts a run of one task."""
+    """Return ``playbook(release, callback="default", module="sglang_health")`` which starts a run of one task."""
 
-    def run(release, callback="default", **args):
-        task = {"release": str(release.path), "python": sys.executable, "generations": 1, **args}
-        play = {"hosts": "node", "gather_facts": False, "tasks": [{"name": "Wait", "sglang_health": task}]}
+    def run(release, callback="default", module="sglang_health"):
+        wait = {"generations": 1}
+        more = wait if module == "sglang_health" else {"wait": wait, "device": "cpu", "soak_requests": 0}
+        task = {"release": str(release.path), "python": sys.executable, **more}
+        play = {"hosts": "node", "gather_facts": False, "tasks": [{"name": "Wait", module: task}]}
         (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
         inventory = {"all": {"hosts": {"node": {"ansible_connection": "local"}}}}
         inventory["all"]["hosts"]["node"]["ansible_python_interpreter"] = sys.executable
@@ -50,16 +52,18 @@ def playbook(repository, tmp_path):
     return run
 
 
-def test_the_terminal_shows_the_progress_and_json_stays_json(start, playbook, tmp_path):
+@pytest.mark.parametrize("module", ["sglang_health", "sglang_proof"])
+def test_the_terminal_shows_the_progress_and_json_stays_json(module, start, playbook, tmp_path):
     release = start({"phases": {"weights": 8}, "shards": 16})
     (tmp_path / "callbacks").mkdir()
     (tmp_path / "callbacks/only_json.py").write_text(ONLY_JSON)
     os.environ["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "callbacks")
     try:
-        output, errors = playbook(release, "only_json").communicate(timeout=120)
+        output, errors = playbook(release, "only_json", module).communicate(timeout=120)
     finally:
         del os.environ["ANSIBLE_CALLBACK_PLUGINS"]
-    assert json.loads(output)["ready"], errors
+    result = json.loads(output)
+    assert result.get("health", result)["ready"], errors
     lines = [line for line in errors.splitlines() if line.startswith("node: phase ")]
     assert any("phase weights" in line and "% of it" in line and " s elapsed" in line for line in lines), errors
     assert any("left of this phase" in line for line in lines), errors

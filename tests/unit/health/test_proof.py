@@ -167,3 +167,39 @@ def test_an_error_refuses_the_release_with_every_finding_on_record(start, proof)
     for words in ("NCCL_PROTO is missing.", "[verify/known-answer]", "[verify/tp-size]"):
         assert words in result["msg"]
     assert json.loads(pathlib.Path(result["record"]).read_text())["findings"] == result["findings"]
+
+
+def test_it_waits_for_the_server_first_and_keeps_how_that_went(start, run_module):
+    release = start({"phases": {"weights": 1}})
+    given = {
+        "release": str(release.path),
+        "device": "cpu",
+        "soak_requests": 0,
+        "wait": {"timeout": 20, "generations": 2},
+    }
+    result = run_module("sglang_proof", given)
+    assert result["health"]["ready"] and len(result["health"]["generations"]) == 2 and not result.get("failed")
+    record = json.loads(pathlib.Path(result["record"]).read_text())
+    assert record["health"]["pid"] == release.pid and record["findings"] == result["findings"]
+
+
+def test_a_server_that_is_never_ready_is_not_proven(start, run_module):
+    release = start({"crash": {"phase": "weights", "log": "missing_shard"}})
+    result = run_module("sglang_proof", {"release": str(release.path), "wait": {"timeout": 20}})
+    assert result["failed"] and result["health"]["cause"]["signature"] == "missing_shard"
+    assert "[missing_shard]" in result["msg"] and result["record"] is None and result["findings"] == []
+
+
+def test_a_dry_run_looks_once_and_says_what_is_missing(start, run_module):
+    loading = start({"hang": {"phase": "weights"}})
+    empty = start(None)
+    os.unlink(empty.path / "launch.json")
+    for release in (loading, empty):
+        result = run_module("sglang_proof", {"release": str(release.path), "wait": {}}, check=True)
+        assert not result.get("failed") and not result["changed"] and result["health"]["ready"] is False
+    assert "launch.json" in result["health"]["last_error"]
+
+
+def test_a_wait_that_cannot_be_meant_is_refused(start, run_module):
+    result = run_module("sglang_proof", {"release": str(start(None).path), "wait": {"generations": 0}})
+    assert result["failed"] and result["msg"].startswith("generations must be at least 1")

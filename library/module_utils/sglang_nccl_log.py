@@ -44,12 +44,12 @@ def _named(text, names):
 def parse(text):
     """Return what one rank's log says.
 
-    :returns: ``{version, environment: {NAME: value}, transports: {"0>1": [via]}, choices: {collective: {bytes: {algorithm,
-        protocol, channels}}}, channels, warnings: [text]}``; ``channels`` is the communicator's number of them or None.
+    :returns: ``{version, environment: {NAME: value}, transports: {"0>1": [via]}, choices: {collective: {bytes: c}},
+        channels, warnings: [text]}`` with ``c = {algorithm, protocol, channels}``; the outer ``channels`` is the
+        communicator's number of them or None.
     """
     found = {"version": None, "environment": {}, "transports": {}, "choices": {}, "channels": None, "warnings": []}
-    for line in text.splitlines():
-        line = _STAMP.sub("", line)
+    for line in (_STAMP.sub("", item) for item in text.splitlines()):
         if "NCCL" not in line:
             continue
         match = _VERSION.search(line)

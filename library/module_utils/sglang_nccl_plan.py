@@ -71,7 +71,8 @@ def make_plan(config, args, world, batches=BATCHES, graphs=True):
         seen.add((phase, collective, elements))
         whole = elements * size * (1 if collective in ("all_reduce", "broadcast") else world)
         steps.append(
-            {"phase": phase, "tokens": tokens, "collective": collective, "elements": elements, "bytes": whole, "modes": modes}
+            {"phase": phase, "tokens": tokens, "collective": collective, "elements": elements, "bytes": whole,
+             "modes": modes}
         )  # fmt: skip
 
     for phase, tokens in sorted(points, key=lambda item: item[1]):
@@ -85,12 +86,13 @@ def make_plan(config, args, world, batches=BATCHES, graphs=True):
             add(phase, tokens, "all_gather", share)
     layers = model["num_hidden_layers"]
     return {
-        "dtype": dtype, "hidden_size": hidden, "layers": layers, "vocab_size": vocabulary, "world": world, "steps": steps,
+        "dtype": dtype, "hidden_size": hidden, "layers": layers, "vocab_size": vocabulary, "world": world,
+        "steps": steps,
         "counts": {phase: {"all_reduce": 2 * layers, "all_gather": 1} for phase in ("decode", "verify", "prefill")},
     }  # fmt: skip
 
 
 def bus_bandwidth(collective, size, world, microseconds):
-    """Return the bus bandwidth in GB/s as nccl-tests defines it: what each link carries, whatever the number of ranks."""
+    """Return the bus bandwidth in GB/s as nccl-tests defines it: what each link carries for any number of ranks."""
     factor = {"all_reduce": 2 * (world - 1) / world, "broadcast": 1}.get(collective, (world - 1) / world)
     return round(size * factor / microseconds / 1e3, 3)

@@ -174,9 +174,9 @@ def tail(path, lines=8):
 def digest(events, plan, logs, elapsed):
     """Return one trial's outcome from its events.
 
-    :returns: ``{outcome: ok|failed|wrong|hung|crashed, where: {phase, mode, step}, message, failed_ranks, stuck, seconds,
-        steps: [step with eager and graph figures], ranks: {rank: event}, log}``. ``where`` is that of the first error, or of the
-        rank that is furthest behind; ``step`` is an index into the plan's steps or None.
+    :returns: ``{outcome: ok|failed|wrong|hung|crashed, where: {phase, mode, step}, message, failed_ranks, stuck,
+        seconds, steps: [step with eager and graph figures], ranks: {rank: event}, log}``. ``where`` is that of the
+        first error, or of the rank that is furthest behind; ``step`` is an index into the plan's steps or None.
     """
     end = next((item for item in events if item["event"] == "end"), None)
     mistakes = [item for item in events if item["event"] == "error"]
@@ -245,7 +245,7 @@ def _place(place):
 
 
 def figures(results, plan):
-    """Return the plan's steps with ``eager`` and ``graph``, each the slowest rank's figures, or None where not measured."""
+    """Return the plan's steps with ``eager`` and ``graph``: the slowest rank's figures, or None where not measured."""
     steps = []
     for index, step in enumerate(plan["steps"]):
         row = {key: step[key] for key in ("phase", "tokens", "collective", "bytes")}

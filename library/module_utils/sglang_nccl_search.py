@@ -1,7 +1,7 @@
 """A bounded search over NCCL's settings: which candidates there are, and successive halving over them.
 
-The score of a setting is the weighted sum of its predicted times in collectives, each divided by the base's: 1.0 is as fast
-as the base, lower is better. It says what the microbenchmark shows and nothing about a server.
+The score of a setting is the weighted sum of its predicted times in collectives, each divided by the base's: 1.0 is as
+fast as the base, lower is better. It says what the microbenchmark shows and nothing about a server.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def extensions(setting, allowed):
 
 
 def brief(plan, weights, effort):
-    """Return ``(plan, seconds of measuring for each step)`` for an effort: a brief trial leaves out what has no weight."""
+    """Return ``(plan, seconds of measuring a step)`` for an effort; a brief trial leaves out what has no weight."""
     if effort == 2:
         return plan, 0.15
     named = {
@@ -83,7 +83,7 @@ def brief(plan, weights, effort):
     phases = {named[name] for name, weight in weights.items() if weight}
     steps = []
     for step in plan["steps"]:
-        # A prefill is called directly by the server, the rest replayed; its large messages take equally long either way.
+        # The server calls a prefill directly and replays the rest; its large messages take equally long either way.
         mode = "graph" if "graph" in step["modes"] and step["phase"] != "prefill" else "eager"
         if step["phase"] in phases:
             steps.append({**step, "modes": [mode]})
@@ -119,9 +119,9 @@ class Search:
         self.started = clock() if clock else 0.0
         self.rows, self.references, self.done = {}, {}, 0
 
-    def over(self):
-        """Return whether the bounds forbid another trial."""
-        return self.left <= 0 or bool(self.clock) and self.clock() - self.started > self.limit
+    def over(self, share=1.0):
+        """Return whether the bounds forbid another trial in this share of the time."""
+        return self.left <= 0 or bool(self.clock) and self.clock() - self.started > share * self.limit
 
     def _try(self, setting, effort):
         self.left, self.done = self.left - 1, self.done + 1
@@ -140,7 +140,7 @@ class Search:
         """Measure settings and return the best KEEP of those that work."""
         reference, scored = self.reference(effort), []
         for setting in settings:
-            if self.over():
+            if self.over(1.0 if effort == 2 else 0.8):
                 break
             trial = self._try(setting, effort)
             value = score(trial["predicted"], reference, self.weights) if trial["outcome"] == "ok" else None
@@ -156,11 +156,12 @@ class Search:
     def run(self):
         """Search and return the rows, best first: those that were measured most thoroughly lead.
 
-        Algorithm and protocol come first; the best of them get one further change, the best of those a second. Each time many
-        are measured briefly and a third of them again (successive halving); the last three are measured at full length.
+        Algorithm and protocol come first; the best of them get one further change, the best of those a second. Each
+        time many are measured briefly and a third of them again (successive halving); the last three are measured at full
+        length, for which a fifth of the time is kept.
         """
         finalists, level = [], [item for item in self.allowed if item["changes"] == 0]
-        while level and self.left > 8 and not self.over():
+        while level and self.left > 8 and not self.over(0.8):
             level = level[: max(1, (self.left - 8) * 3 // 4)]
             best = self.rate(self.rate(level, 0, max(3, -(-len(level) // 3))), 1, 3)
             finalists += [item for item in best if item not in finalists]

@@ -33,7 +33,7 @@ def place(where, plan):
 
 
 def complete(trial, plan):
-    """Add to a trial what follows from it: bus bandwidth and NCCL's choice for each step, and the predicted step times."""
+    """Add to a trial what follows from it: bus bandwidth and NCCL's choice for each step, predicted times."""
     for step in trial["steps"]:
         sizes = (step["bytes"], step["bytes"] // plan["world"])
         step["choice"] = sglang_nccl_log.choice(trial["log"], step["collective"], sizes)
@@ -48,8 +48,9 @@ def complete(trial, plan):
 def predict(steps, plan):
     """Return the time that one step of the model spends in collectives, in milliseconds: ``{name: ms or None}``.
 
-    ``decode`` and ``verify`` are replayed from a graph where the trial has graphs, ``verify_eager`` and ``prefill`` are called
-    directly, as the server does it. ``prefill`` is its largest chunk, ``decode`` one token, ``decode_many`` the most streams.
+    ``decode`` and ``verify`` are replayed from a graph where the trial has graphs, ``verify_eager`` and ``prefill`` are
+    called directly, as the server does it. ``prefill`` is its largest chunk, ``decode`` one token, ``decode_many`` the
+    most streams.
     """
 
     def total(phase, mode, pick):
@@ -75,7 +76,7 @@ def predict(steps, plan):
 
 
 def slower(trial, base, threshold):
-    """Return ``[(step, mode, factor)]`` where a trial is slower than its base by more than the threshold, worst first."""
+    """Return ``[(step, mode, factor)]`` where a trial is slower than its base beyond the threshold, worst first."""
     found = []
     for step, other in zip(trial["steps"], base["steps"]):
         for mode in ("eager", "graph"):
@@ -95,8 +96,8 @@ def _advice(trial, variables, host):
             advice = "peer-to-peer is off here already: give NCCL more channels and larger buffers"
             return message, advice
         advice = (
-            "GPUs that cannot write to each other do this: turn the IOMMU off (iommu=off, or iommu=pt) or ACS on the bridges "
-            "between them, or set NCCL_P2P_DISABLE=1"
+            "GPUs that cannot write to each other do this: turn off the IOMMU (iommu=off, or iommu=pt) or ACS on the "
+            "bridges between them, or set NCCL_P2P_DISABLE=1"
         )
         return "; ".join([message, *host]), advice
     if trial["outcome"] == "wrong":
@@ -130,7 +131,8 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
     if trial["stuck"]:
         found.append(
             finding(RUNG, "probe-left", "error", f"{trial['stuck']} processes of the probe could not be killed",
-                    f"variant {name}; they wait for the driver", "look for Xid in the kernel log; a reboot may be needed")
+                    f"variant {name}; they wait for the driver",
+                    "look for Xid in the kernel log; a reboot may be needed")
         )  # fmt: skip
     if base is not None and trial["outcome"] == base["outcome"] == "ok":
         phases = {}
@@ -158,7 +160,8 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
         )
     for variable, value in sorted(kept.items()):
         found.append(
-            finding(RUNG, "probe-environment", "warning", f"variant {name}: {variable} had another value already", value,
+            finding(RUNG, "probe-environment", "warning",
+                    f"variant {name}: {variable} had another value already", value,
                     "take it out of sglang_server_env, or out of the variant")
         )  # fmt: skip
     return found

@@ -1,7 +1,7 @@
-"""Probe the catalogue's settings and time a search on this machine, without a deployment: `python3 probe_stage.py FOLDER`.
+"""Probe the catalogue's settings and time a search on this machine, without a deployment: `probe_stage.py FOLDER`.
 
-Needs torch in the interpreter that runs it, and ansible-core on its path. Writes summary.json and the logs of NCCL into FOLDER
-and prints the summary. Without GPUs it runs two ranks over gloo, with small messages.
+Needs torch in the interpreter that runs it, and ansible-core on its path. Writes summary.json and the logs of NCCL into
+FOLDER and prints the summary. Without GPUs it runs two ranks over gloo, with small messages.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ODD = {
     "threads_100": {"NCCL_NTHREADS": "100"},
     "algo_unknown": {"NCCL_ALGO": "Rings"},
     "p2p_off_fewchan": {
-        "NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_MIN_NCHANNELS": "1", "NCCL_MAX_NCHANNELS": "2",
-        "NCCL_BUFFSIZE": "131072", "NCCL_NTHREADS": "64",
+        "NCCL_P2P_DISABLE": "1", "NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_MIN_NCHANNELS": "1",
+        "NCCL_MAX_NCHANNELS": "2", "NCCL_BUFFSIZE": "131072", "NCCL_NTHREADS": "64",
     },
 }  # fmt: skip
 LIMITS = {"p2p_off_fewchan": 15}

@@ -157,8 +157,8 @@ class Search:
         """Search and return the rows, best first: those that were measured most thoroughly lead.
 
         Algorithm and protocol come first; the best of them get one further change, the best of those a second. Each
-        time many are measured briefly and a third of them again (successive halving); the last three are measured at full
-        length, for which a fifth of the time is kept.
+        time many are measured briefly and a third of them again (successive halving); the last three are measured at
+        full length, for which a fifth of the time is kept.
         """
         finalists, level = [], [item for item in self.allowed if item["changes"] == 0]
         while level and self.left > 8 and not self.over(0.8):

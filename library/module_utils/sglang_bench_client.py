@@ -16,6 +16,7 @@ from ansible.module_utils.sglang_bench_reader import Reader, can_read, clock
 from ansible.module_utils.sglang_bench_stream import record
 
 TICK = 0.01  # seconds between two looks at deadlines
+START = 0.02  # seconds until the first request of a rate is due, while the threads start
 KEEP = 64 << 20  # bytes of unparsed answers; above this finished answers are parsed during the run
 
 _now = threading.local()
@@ -93,10 +94,10 @@ class Client:
             each.close()
         self.adapters = []
 
-    def send(self, link, prepared, index):
+    def send(self, link, prepared, index, due=None):
         """Send one request, read it to its end and return what was kept (input of ``sglang_bench_stream.record``)."""
         stream = {"index": index, "sent": None, "end": None, "status": None, "kind": None, "closed": None, "detail": ""}
-        stream.update(times=[], blocks=[], framed=False)
+        stream.update(times=[], blocks=[], framed=False, due=due)
         exceptions, raw = self.requests.exceptions, None
         patience = min(self.request_timeout, max(0.05, self.deadline - clock()))
         stream["sent"], _now.sent = clock(), None
@@ -163,22 +164,30 @@ class Client:
         while True:
             with self.lock:
                 item = next(queue, None)
-            if item is None or clock() >= self.deadline:
+            if item is None:
                 return
-            stream = self.send(link, item[1], item[0])
+            index, prepared, due = item
+            while due is not None and clock() < min(due, self.deadline):
+                time.sleep(max(0.0, min(due, self.deadline) - clock()))
+            if clock() >= self.deadline:
+                return
+            stream = self.send(link, prepared, index, due)
             self.kept += sum(map(len, stream["blocks"]))
             out.append(record(stream, self.api, self.asked, self.ignore_eos) if self.kept > KEEP else stream)
 
-    def run(self, prepared, concurrency):
+    def run(self, prepared, concurrency, arrivals=None):
         """Send all, at most ``concurrency`` at a time.
 
         :param prepared: list of prepared requests.
+        :param arrivals: seconds from now at which each is due; without it each worker sends its next at once.
         :returns: ``(records, client)``; client is ``{cpu_s, wall_s, lags}`` with the lateness of each tick in seconds.
         Requests that were never sent because the time was over have the kind ``not_sent``.
         """
         concurrency = max(1, min(concurrency, len(prepared)))
         self.open(concurrency)
-        queue, out, lags = iter(list(enumerate(prepared))), [], []
+        began = clock() + (START if arrivals else 0.0)
+        due = [began + when for when in arrivals] if arrivals else [None] * len(prepared)
+        queue, out, lags = iter(list(zip(range(len(prepared)), prepared, due))), [], []
         threads = [
             threading.Thread(target=self._worker, args=(link, queue, out), daemon=True)
             for link in self.adapters[:concurrency]
@@ -209,7 +218,15 @@ class Client:
 
     def _lost(self, index):
         """Return the record of a request that no worker finished: still waiting at the deadline, or never sent."""
-        stream = {"index": index, "sent": None, "end": None, "status": None, "closed": None, "kind": "not_sent"}
+        stream = {
+            "index": index,
+            "sent": None,
+            "end": None,
+            "status": None,
+            "closed": None,
+            "kind": "not_sent",
+            "due": None,
+        }
         stream["detail"] = self.given_up or "the time for the whole run was over before this request was done"
         return record(stream, self.api, self.asked, self.ignore_eos)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import statistics
 
 from ansible.module_utils.sglang_bench_stream import FAILURES, OK
-from ansible.module_utils.sglang_findings import finding
 
-SCHEMA = 1
+SCHEMA = 2
+# Of the way of measuring: raised when a figure would come out otherwise for the same behaviour of a server.
+CLIENT_VERSION = "2"
 
 DEFINITIONS = {
     "ttft_ms": "request sent to the first output in any channel (content, reasoning_content, reasoning, tool call)",
@@ -17,20 +19,25 @@ DEFINITIONS = {
     "itl_ms": "gap between two tokens, pooled over requests; a gap before several tokens is shared by them",
     "e2e_ms": "request sent to the last byte of its answer",
     "decode_tok_s": "(tokens - 1) / (last token - first token), one figure a request",
+    "prefill_tok_s": "prompt tokens that were not cached / ttft, one figure a request; waiting in the queue is in it",
+    "send_delay_ms": "due time of a request to its first byte written (workload rate)",
     "output_tok_s": "output tokens of completed requests / window",
     "total_tok_s": "prompt and output tokens of completed requests / window",
     "request_s": "completed requests / window",
     "window_s": "first request sent to last token read",
     "concurrency_effective": "sum of e2e times of completed requests / window",
     "tokens": "usage of the server; where it is missing, events with output (counted in usage_missing)",
+    "rate_sent": "(requests sent - 1) / (last sent - first sent)",
+    "cpu_us_per_token": "CPU time of the client's process during the level / output tokens",
     "percentiles": "linear interpolation between order statistics; std is that of the population",
 }
-SPREAD = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "decode_tok_s")
+SPREAD = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "decode_tok_s", "prefill_tok_s", "send_delay_ms")
 PARTS = ("mean", "p50", "p90", "p95", "p99", "std")
 SINGLE = (
     "output_tok_s",
     "total_tok_s",
     "request_s",
+    "rate_sent",
     "window_s",
     "concurrency_effective",
     "input_tokens_mean",
@@ -117,11 +124,19 @@ def metrics(records):
         "itl_ms": [1e3 * gap for item in done for gap in gaps(item)],
         "e2e_ms": [1e3 * (item["end"] - item["sent"]) for item in done],
         "decode_tok_s": [1.0 / value for value in decode],
+        "prefill_tok_s": [
+            (item["input_tokens"] - (item["cached_tokens"] or 0)) / (item["arrivals"][0] - item["sent"])
+            for item in done
+            if item["input_tokens"]
+        ],
+        "send_delay_ms": [1e3 * (item["sent"] - item["due"]) for item in done if item.get("due") is not None],
     }
+    sent = sorted(item["sent"] for item in records if item["sent"] is not None)
     out.update(
         output_tok_s=round(tokens / window, 3),
         total_tok_s=round((tokens + sum(inputs)) / window, 3) if len(inputs) == len(done) else None,
         request_s=round(len(done) / window, 4),
+        rate_sent=round((len(sent) - 1) / (sent[-1] - sent[0]), 4) if sent[-1] > sent[0] else None,
         window_s=round(window, 6),
         concurrency_effective=round(sum(item["end"] - item["sent"] for item in done) / window, 3),
         input_tokens_mean=round(statistics.fmean(inputs), 2) if inputs else None,
@@ -135,10 +150,14 @@ def metrics(records):
     return out
 
 
-def client(usage):
-    """Return what the client itself cost: ``{cpu_share, lag_ms_p99, lag_ms_max, bottleneck}``.
+CLIENT = ("cpu_share", "cpu_us_per_token", "lag_ms_p99", "lag_ms_max", "bottleneck", "load_average", "cores")
+
+
+def client(usage, tokens=None):
+    """Return what the client itself cost, with the names of :data:`CLIENT`.
 
     :param usage: ``{cpu_s, wall_s, lags}``. ``cpu_share`` 1.0 is one core fully used; one interpreter cannot use more.
+    :param tokens: output tokens that were read.
     The client was the bottleneck when it used over 80 % of a core or its threads waited over 10 ms (p99) for their
     turn.
     """
@@ -147,45 +166,30 @@ def client(usage):
     late = 1e3 * percentile(lags, 0.99)
     return {
         "cpu_share": round(share, 4),
+        "cpu_us_per_token": round(1e6 * usage["cpu_s"] / tokens, 2) if tokens else None,
         "lag_ms_p99": round(late, 3),
         "lag_ms_max": round(1e3 * lags[-1], 3),
         "bottleneck": share > 0.8 or late > 10.0,
+        "load_average": round(os.getloadavg()[0], 2),
+        "cores": len(os.sched_getaffinity(0)),
     }
 
 
-def flags(numbers, tally, cost, wanted):
-    """Return the list of remarks that a reader of the figures must know.
-
-    :param wanted: ``{concurrency, output_tokens, input_tokens}`` as asked.
-    """
-    out = []
-    if cost["bottleneck"]:
-        out.append("client_bottleneck")
-    if tally["usage_missing"]:
-        out.append("usage_missing")
-    if (numbers["degenerate_share"] or 0) > 0.1:
-        out.append("degenerate_output")
-    if tally["failed"]:
-        out.append("failed_requests")
-    effective = numbers["concurrency_effective"]
-    if effective is not None and effective < 0.8 * min(wanted["concurrency"], tally["requested"]):
-        out.append("concurrency_not_held")
-    if (
-        numbers["cached_tokens_total"]
-        and numbers["cached_tokens_total"] > 0.2 * tally["completed"] * wanted["input_tokens"]
-    ):
-        out.append("prompts_cached")
-    return out
-
-
-def compact(records, began):
+def compact(records, level):
     """Return the records for the result file: times in ms, ``sent_ms`` from the first request, text cut short."""
+    began = min((item["sent"] for item in records if item["sent"] is not None), default=0.0)
     out = []
     for item in records:
         sent = item["sent"]
-        keep = {
-            key: item[key] for key in ("index", "kind", "status", "tokens", "input_tokens", "cached_tokens", "channels")
-        }
+        keep = {"level": level}
+        keep.update(
+            {
+                key: item[key]
+                for key in ("index", "kind", "status", "tokens", "input_tokens", "cached_tokens", "channels")
+            }
+        )
+        if item.get("due") is not None:
+            keep["due_ms"] = round(1e3 * (item["due"] - began), 3)
         keep["sent_ms"] = None if sent is None else round(1e3 * (sent - began), 3)
         keep["e2e_ms"] = None if sent is None else round(1e3 * (item["end"] - sent), 3)
         keep["event_ms"] = [round(1e3 * (when - sent), 3) for when in item["arrivals"]]
@@ -197,53 +201,6 @@ def compact(records, began):
             keep["text"] = item["text"][:200]
         out.append(keep)
     return out
-
-
-def failure_text(records, tally, max_failed):
-    """Return why the run does not count, or None when the share of failed requests is allowed.
-
-    Names each kind with its number and one example, and the missing API key as such.
-    """
-    if tally["failed"] <= max_failed * tally["requested"] and tally["completed"]:
-        return None
-    parts = []
-    for kind in FAILURES:
-        if tally[kind]:
-            example = next(item["detail"] for item in records if item["kind"] == kind)
-            parts.append(f"{tally[kind]} {kind} (first: {example.strip()})")
-    text = f"{tally['failed']} of {tally['requested']} requests failed (max_failed {max_failed:g}): {'; '.join(parts)}."
-    if tally["unauthorized"]:
-        text += " The server wants an API key that was missing or wrong: set api_key."
-    if tally["refused"]:
-        text += (
-            " Nothing accepted the connection: check that the server runs and that release or url name its endpoint."
-        )
-    if tally["timed_out"] or tally["not_sent"]:
-        text += " Raise request_timeout or timeout, or send less, if the server was merely slow."
-    return text
-
-
-REMARKS = {
-    "client_bottleneck": (
-        "the client was the limit or was kept from running",
-        "measure on a quiet host, or with a lower concurrency",
-    ),
-    "usage_missing": (
-        "the server told no usage, so tokens are events with output",
-        "let the server send usage in streams",
-    ),
-    "degenerate_output": ("answers repeat the same few words", "check the model's answers before trusting the speed"),
-    "failed_requests": ("requests failed within the allowed share", "read the counts and the result file"),
-    "concurrency_not_held": ("fewer requests than asked were in flight", "send more requests a run"),
-    "prompts_cached": (
-        "a part of the prompts came from the server's cache",
-        "leave seed unset, so that prompts are new",
-    ),
-    "prompt_length_not_calibrated": (
-        "the prompt length is one token a word, by assumption",
-        "let the server send usage",
-    ),
-}
 
 
 def check_limits(limits):
@@ -263,37 +220,4 @@ def check_limits(limits):
             out[name] = float(value)
         except (TypeError, ValueError):
             raise ValueError(f"limits: {name} must be a number, not {value!r}.") from None
-    return out
-
-
-def findings(numbers, remarks, failure, limits, cost):
-    """Return the findings of rung ``benchmark``: the failure and missed limits as errors, flags as warnings."""
-    out = []
-    if failure:
-        out.append(
-            finding("benchmark", "failed-requests", "error", failure, "", "read the result file and the server's log")
-        )
-    for name, limit in sorted(limits.items()):
-        side, _sep, metric = name.partition("_")
-        value = numbers[metric]
-        if failure or (value is not None and (value >= limit if side == "min" else value <= limit)):
-            continue
-        seen = "not measured" if value is None else f"{metric} = {value}"
-        message = f"{metric} must be at {'least' if side == 'min' else 'most'} {limit:g} (limit {name})"
-        out.append(
-            finding(
-                "benchmark",
-                name.replace("_", "-"),
-                "error",
-                message,
-                seen,
-                "serve a faster variant or change the limit",
-            )
-        )
-    for flag in remarks:
-        message, advice = REMARKS[flag]
-        seen = (
-            f"{cost['cpu_share']:.0%} of a core, p99 lag {cost['lag_ms_p99']} ms" if flag == "client_bottleneck" else ""
-        )
-        out.append(finding("benchmark", flag.replace("_", "-"), "warning", message, seen, advice))
     return out

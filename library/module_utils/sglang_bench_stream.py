@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 CHANNELS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
@@ -78,6 +79,38 @@ def _openai(event):
     return "", None, finished
 
 
+# The inside of a JSON string that stands for itself: no escape, no end of the string, nothing that JSON forbids there.
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]+')
+_MARK = "MARK"
+
+
+def shape_of(payload, text, channel):
+    """Return ``(head, tail)`` around the text of an event: what differs from the next event of the same stream.
+
+    A later event with the same head and tail and plain text between them is the same JSON but for that text, so it need
+    not be parsed. That is proved by putting a mark there and parsing it. None when the text is not at one place.
+    """
+    quoted = b'"' + text.encode() + b'"'
+    if not _PLAIN.fullmatch(quoted, 1, len(quoted) - 1) or payload.count(quoted) != 1:
+        return None
+    at = payload.index(quoted) + 1
+    head, tail = payload[:at], payload[at + len(quoted) - 2 :]
+    marked = json.loads(head + _MARK.encode() + tail)
+    return (head, tail) if _openai(marked) == (_MARK, channel, False) else None
+
+
+def plain_text(payload, shape):
+    """Return the text of an event that has this shape, or None when it must be parsed."""
+    head, tail = shape
+    if not (payload.startswith(head) and payload.endswith(tail)):
+        return None
+    inner = _PLAIN.fullmatch(payload, len(head), len(payload) - len(tail))
+    try:
+        return inner.group().decode() if inner else None
+    except UnicodeDecodeError:
+        return None
+
+
 def _error_text(event):
     error = event.get("error")
     if error is None and event.get("object") == "error":
@@ -101,8 +134,14 @@ def fold(api, times, blocks):
     arrivals, counts, texts, channels = [], [], [], []
     usage = {"completion_tokens": None, "prompt_tokens": None, "cached_tokens": None}
     finished = done = False
-    error = None
+    error = shape = None
     for when, payload in events(times, blocks):
+        if shape:
+            text = plain_text(payload, shape)
+            if text is not None:
+                arrivals.append(when)
+                texts.append(text)
+                continue
         if payload == b"[DONE]":
             done = True
             continue
@@ -138,6 +177,8 @@ def fold(api, times, blocks):
                     channels.append(channel)
                 if told.get("completion_tokens"):
                     counts.append(told["completion_tokens"])
+                elif not (ended or told or error):
+                    shape = shape_of(payload, text, channel)
         for key in ("completion_tokens", "prompt_tokens"):
             usage[key] = told.get(key, usage[key])
         cached = told.get("cached_tokens", (told.get("prompt_tokens_details") or {}).get("cached_tokens"))
@@ -203,6 +244,7 @@ def record(stream, api, asked, ignore_eos):
         "detail": stream["detail"],
         "status": stream["status"],
         "sent": stream["sent"],
+        "due": stream.get("due"),
         "end": stream["end"],
         "tokens": None,
         "input_tokens": None,

@@ -43,8 +43,8 @@ def bench(run_module, tmp_path):
     """Return ``bench(server, **params)`` that measures a scripted server with a small load."""
 
     def run(server, *, check=False, **params):
-        args = {"url": server.url, "requests": 8, "concurrency": 4, "output_tokens": 16, "warmup": 0, "timeout": 20}
-        args.update({"request_timeout": 10, "results_dir": str(tmp_path / "results"), "root": str(tmp_path), **params})
+        args = {"url": server.url, "requests": 8, "concurrency": 4, "input_tokens": 64, "warmup": 0}
+        args.update({"output_tokens": 16, "timeout": 20, "request_timeout": 10, "results_dir": str(tmp_path / "results"), "root": str(tmp_path), **params})
         return run_module("sglang_bench", args, check=check)
 
     return run

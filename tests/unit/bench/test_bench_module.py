@@ -237,7 +237,7 @@ def test_a_missed_limit_fails_after_the_record_was_kept(serve, bench, tmp_path):
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        ({"requests": 0}, "requests must be at least 1"),
+        ({"requests": -1}, "requests must be at least 1"),
         ({"max_failed": 10}, "max_failed is a share"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"warmup": -1}, "warmup must be 0 or more"),

@@ -143,6 +143,9 @@ def test_refused_by_the_host(case, tmp_path, make_node):
     outcome = node.deploy("baseline")
     outcome.refused(*words)
     untouched(node, outcome)
+    (told,) = node.ledger("refused")
+    assert told["rung"] == "precheck" and told["variant"] == "baseline"
+    assert all(word in told["reason"] for word in words)
 
 
 def test_port_of_another_program_is_refused_by_name(make_node):

@@ -10,7 +10,8 @@ import random
 from ansible.module_utils import sglang_bench_prompts as prompts
 from ansible.module_utils.sglang_bench_workload import InputError
 
-ROUNDS = 6  # of fitting a text to a number of tokens; two are usual
+ROUNDS = 30  # of fitting a text to a number of tokens; two are usual
+FILL = 16  # missing tokens that are filled with single letters, which are one token everywhere
 
 
 def load_tokenizer(path):
@@ -131,18 +132,22 @@ class Prompts:
             text = self.texts[number % len(self.texts)]
             return prompts.prompt(prompts.PREFIX, self.seed, name) + "\n" + text if self.unique else text
         text = prompts.prompt(self.words, self.seed, name)
-        if self.extra is None:
-            return text
-        words, best = self.words, None
+        return text if self.extra is None else self._exact(text.split(), name)
+
+    def _exact(self, words, name):
+        """Return a text of exactly the wanted number of tokens, as far as the tokenizer lets one."""
+        more = iter(prompts.prompt(2 * len(words) + 64, self.seed, name + " more").split()[prompts.PREFIX :])
         for _ in range(ROUNDS):
-            off = self.wanted - self.extra - self.count(text)
-            if best is None or abs(off) < abs(best[0]):
-                best = (off, text)
-            if not off or words + off < 1:
+            off = self.wanted - self.extra - self.count(" ".join(words))
+            if off == 0 or len(words) + off < 1:
                 break
-            words += off
-            text = prompts.prompt(words, self.seed, name)
-        return best[1]
+            if off < 0:
+                del words[off:]  # a word is at least one token, so this may take too much, which the next round adds
+            elif off > FILL:
+                words += [word for word, _ in zip(more, range(off // 2))]
+            else:
+                words += ["a"] * off
+        return " ".join(words)
 
     def describe(self):
         """Return ``prompts`` of the result file's workload."""

@@ -107,7 +107,7 @@ class KernelLog:
     :ivar problem: why it cannot be read, or None.
     """
 
-    def __init__(self, path=KERNEL_LOG):
+    def __init__(self, path):
         self.descriptor, self.problem = None, None
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -147,9 +147,9 @@ class Watch:
     :param command: the sampler.
     """
 
-    def __init__(self, gpus, command=None, kernel_log=KERNEL_LOG):
+    def __init__(self, gpus, command=None, kernel_log=None):
         self.gpus, self.command = gpus, command or DMON
-        self.log = KernelLog(kernel_log) if gpus else None
+        self.log = KernelLog(kernel_log or KERNEL_LOG) if gpus else None
         self.process = self.output = None
         self.result = {"exercised": False, "cards": [], "xid": [], "missing": []}
 

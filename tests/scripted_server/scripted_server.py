@@ -44,6 +44,9 @@ class Script:
     :param fault: one of :data:`FAULTS`.
     :param fault_every: the fault meets each request whose number is divisible by this.
     :param template_tokens: tokens that the chat template adds to the prompt's words.
+    :param context: tokens that the model is said to take.
+    :param queue: waiting requests to report.
+    :param accept_length: tokens accepted a step to report; 0 means no speculation.
     """
 
     ttft_ms: float = 20.0
@@ -57,6 +60,9 @@ class Script:
     fault: str = ""
     fault_every: int = 1
     template_tokens: int = 5
+    context: int = 4096
+    queue: int = 0
+    accept_length: float = 0.0
     model: str = "scripted"
 
 
@@ -69,6 +75,7 @@ class State:
     connections: int = 0
     done: list = field(default_factory=list)
     prompts: list = field(default_factory=list)
+    flushes: int = 0
 
 
 def _response(status, body, content_type="application/json"):
@@ -229,6 +236,10 @@ def _prompt_text(api, body):
     return str(body.get("prompt" if api == "completions" else "text") or "")
 
 
+def _model(script):
+    return {"id": script.model, "object": "model", "max_model_len": script.context}
+
+
 def _prompt_tokens(api, body, script):
     return len(_prompt_text(api, body).split()) + (script.template_tokens if api == "chat" else 0)
 
@@ -294,18 +305,30 @@ class Protocol(asyncio.Protocol):
         elif path == "/truth":
             write(_response("200 OK", {"connections": state.connections, "requests": state.done}))
         elif path == "/v1/models":
-            write(_response("200 OK", {"object": "list", "data": [{"id": state.script.model, "object": "model"}]}))
+            write(_response("200 OK", {"object": "list", "data": [_model(state.script)]}))
+        elif path == "/flush_cache":
+            state.flushes += 1
+            write(_response("200 OK", b"Cache flushed."))
         elif path in ("/health", "/health_generate"):
             write(_response("200 OK", b""))
         elif path in ("/server_info", "/get_server_info"):
             info = {
                 "version": "0.0-scripted",
-                "internal_states": [{"last_gen_throughput": state.script.rate, "avg_spec_accept_length": 1.0}],
+                "internal_states": [{"last_gen_throughput": state.script.rate}],
             }
             write(_response("200 OK", info))
         elif path == "/metrics":
-            total = sum(item["tokens"] for item in state.done)
-            text = f'# TYPE x counter\nsglang:generation_tokens_total{{model_name="scripted"}} {total}.0\n'
+            cached = (state.script.cached_tokens or 0) * len(state.done)
+            series = {
+                "generation_tokens_total": sum(item["tokens"] for item in state.done),
+                "prompt_tokens_total": sum(item["prompt_tokens"] for item in state.done),
+                "cached_tokens_total": cached,
+                "num_queue_reqs": state.script.queue,
+                "gen_throughput": state.script.rate,
+                "spec_accept_length": state.script.accept_length,
+            }
+            label = '{model_name="scripted"}'
+            text = "".join(f"# TYPE {name} x\nsglang:{name}{label} {float(value)}\n" for name, value in series.items())
             write(_response("200 OK", text.encode(), "text/plain"))
         else:
             write(_response("404 Not Found", {"error": "not found"}))

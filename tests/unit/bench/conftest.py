@@ -44,7 +44,16 @@ def bench(run_module, tmp_path):
 
     def run(server, *, check=False, **params):
         args = {"url": server.url, "requests": 8, "concurrency": 4, "input_tokens": 64, "warmup": 0}
-        args.update({"output_tokens": 16, "timeout": 20, "request_timeout": 10, "results_dir": str(tmp_path / "results"), "root": str(tmp_path), **params})
+        args.update(
+            {
+                "output_tokens": 16,
+                "timeout": 20,
+                "request_timeout": 10,
+                "results_dir": str(tmp_path / "results"),
+                "root": str(tmp_path),
+                **params,
+            }
+        )
         return run_module("sglang_bench", args, check=check)
 
     return run

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from ansible.module_utils import sglang_bench_client
+from ansible.module_utils.sglang_bench_record import read_records
 from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
 
 
@@ -176,17 +177,23 @@ def test_the_run_is_recorded(serve, bench, tmp_path):
     path = tmp_path / "results" / result["result_path"].rsplit("/", 1)[1]
     document = json.loads(path.read_text())
     assert path.name.endswith("-r1.json")
-    assert document["schema"] == 1
+    assert document["schema"] == 2
+    assert document["valid"] is True
     assert document["run"] == {"id": "r1", "user": "ops", "controller": "c"}
     assert document["workload"]["seed"] == result["seed"]
-    assert [len(item["event_ms"]) for item in document["requests"]] == [16] * 8
+    records = read_records(str(path))
+    assert [len(item["event_ms"]) for item in records] == [16] * 8
+    assert document["records"]["count"] == 8
+    assert document["fingerprint"]["digest"] == result["fingerprint"]["digest"]
     (line,) = lines(tmp_path / "ledger.jsonl")
     assert line["event"] == "run"
     assert line["run"] == "r1"
     assert line["variant"] == "fewchan"
     assert line["result"] == str(path)
     assert line["metrics"]["output_tok_s"] == result["metrics"]["output_tok_s"]
-    assert key not in path.read_text() + (tmp_path / "ledger.jsonl").read_text() + json.dumps(result)
+    assert "definitions" not in line
+    written = path.read_text() + (tmp_path / "ledger.jsonl").read_text() + json.dumps([result, records])
+    assert key not in written
 
 
 @pytest.mark.parametrize("named", ["root", "release"])

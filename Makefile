@@ -25,12 +25,15 @@ help: ## print this list
 
 ## --- the deployment
 
-.PHONY: deploy rollback status benchmark precheck explain prune stop destroy
+.PHONY: canary deploy rollback status benchmark precheck explain prune stop destroy
 deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
 	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
 
 rollback status benchmark precheck prune stop: controller
 	$(PLAYBOOK) $@.yml $(EXTRA)
+
+canary: controller ## try VARIANT with dummy weights beside the live server; switches nothing
+	$(PLAYBOOK) canary.yml -e variant=$(VARIANT) $(EXTRA)
 
 explain: controller ## show what VARIANT becomes; EXTRA='-e against=baseline' compares
 	$(PLAYBOOK) explain.yml -e variant=$(VARIANT) $(EXTRA)

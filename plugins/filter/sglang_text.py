@@ -64,6 +64,33 @@ def benchmark_lines(result):
     ]
 
 
+def canary_lines(result, target):
+    """Return what a canary has shown.
+
+    :param result: result of the module sglang_canary.
+    :param target: ``{id, variant}`` of the release.
+    """
+    room, live = result.get("room") or {}, result.get("live")
+    words = {"planned": "would be tried", "not_exercised": "is not exercised here"}
+    verdict = words.get(result["verdict"], result["verdict"])
+    lines = [f"canary of {target['variant']}: {verdict} after {result['elapsed']:.1f} s, release {target['id']}"]
+    if room:
+        fits = "fits" if room["fits"] else "does not fit"
+        free = ", ".join(map(str, room["free_mb"]))
+        lines.append(f"room: {fits}, {room['needed_mb']} MiB needed, {room['keep_mb']} MiB kept, MiB free: {free}")
+    if live:
+        during = live["during"]
+        lines.append(
+            f"live server, median of {during['requests']} requests: {live['before']['median']} s before, "
+            f"{during['median']} s during (worst {during['worst']} s, allowed {live['allowed']} s), "
+            f"{live['after']['median']} s after"
+        )
+    elif result["layers"]:
+        lines.append("live server: none answers")
+    shown = [item for item in result["findings"] if item["level"] != "info" or item["rule"] == "not-exercised"]
+    return lines + finding_lines(shown)
+
+
 def _health(probe):
     if not probe:
         return "no release is current"
@@ -125,5 +152,6 @@ class FilterModule:
             "sglang_verdict": verdict,
             "sglang_refusal": refusal,
             "sglang_benchmark_lines": benchmark_lines,
+            "sglang_canary_lines": canary_lines,
             "sglang_status_lines": status_lines,
         }

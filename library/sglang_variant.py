@@ -11,8 +11,11 @@ description:
   - Turns a variant of the catalogue, the host's base and the operator's single values into one dict, and checks it
     with every rule of C(docs/lint-rules.md).
   - Runs on the controller only and contacts no host. It fails with one message that lists every error.
-  - Later wins. First O(base), then the parents of the variant, then the variant, then O(overrides). Two parents with
-    different values for one path are an error unless the variant sets the path itself. A null takes a value away.
+  - Later wins. First O(base), then O(host), then the parents of the variant, then the variant, then O(overrides).
+    Two parents with different values for one path are an error unless the variant sets the path itself. A null takes
+    a value away.
+  - A variable of the play with a dot after the name of a dict, as C(-e sglang_variant_overrides.nccl.NCCL_ALGO=Ring)
+    makes it, is refused, because nothing reads it.
 options:
   name:
     description: The variant, as the operator wrote it. Another name fails with the nearest one and the list.
@@ -23,7 +26,11 @@ options:
     type: dict
     required: true
   base:
-    description: Values of this host or group, C({nccl, env, args, patches}).
+    description: Values of the host's group, C({nccl, env, args, patches}).
+    type: dict
+    default: {}
+  host:
+    description: Values of this host alone, of the same shape.
     type: dict
     default: {}
   overrides:
@@ -49,13 +56,45 @@ options:
     type: int
     required: true
   launch:
-    description:
-      - What rules need to know about the launch and the host. C(host), C(port), C(model_path) and C(has_api_key).
-      - Where declared also C(gpu_count), C(compute_capability) such as V(12.0), C(interconnect) (V(pcie), the default,
-        or V(nvlink)), C(gpu_memory_gib) of one GPU in GiB, C(nccl_version) where it is not the one that the engine
-        pins, and C(allow_experimental), whether experimental patches may be applied.
+    description: What rules need to know about the launch and the host, as far as it is declared.
     type: dict
     default: {}
+    suboptions:
+      host:
+        description: Address that the server listens at.
+        type: str
+      port:
+        description: HTTP port.
+        type: raw
+      model_path:
+        description: Path or name of the model. Whether it is Kimi-K2.5 is read from it.
+        type: str
+      has_api_key:
+        description: Whether clients must send a key.
+        type: bool
+      gpu_count:
+        description: GPUs of the host; 0 is not declared.
+        type: int
+      compute_capability:
+        description: Of the GPUs, such as V(12.0); empty is not declared.
+        type: str
+      interconnect:
+        description: What connects the GPUs. Not declared counts as V(pcie).
+        type: str
+        choices: [pcie, nvlink]
+      gpu_memory_gib:
+        description: Memory of one GPU in GiB; 0 is not declared and counts as 96.
+        type: float
+      nccl_version:
+        description: NCCL that the engine loads where it is not the one that it pins; empty for that one.
+        type: str
+      server_env:
+        description: Names of what C(sglang_server_env) sets before Python starts; values have no place here.
+        type: list
+        elements: str
+      allow_experimental:
+        description: Whether experimental patches may be applied.
+        type: bool
   force:
     description: Turn lint errors into warnings. A variant that cannot be resolved fails all the same.
     type: bool
@@ -105,7 +144,7 @@ variant:
   description:
     - The resolved variant. C(nccl) and C(env) hold texts, C(args) values cast to the flag's type, V(true) for a bare
       flag, C(engines) the ranges of all parts, C(origins) for each path such as C(nccl.NCCL_ALGO) the
-      variant, V(base) or V(override).
+      variant, V(base) (the group's), V(host) or V(override).
   returned: when it could be resolved
   type: dict
   sample:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ansible.module_utils import sglang_lint_engine, sglang_lint_flags, sglang_lint_nccl  # noqa: F401  (they register)
+from ansible.module_utils import (  # noqa: F401  (they register)
+    sglang_lint_engine,
+    sglang_lint_flags,
+    sglang_lint_fusion,
+    sglang_lint_nccl,
+)
 from ansible.module_utils.sglang_findings import LEVELS, finding
 from ansible.module_utils.sglang_lint_flags import cast_flags
 from ansible.module_utils.sglang_lint_rules import RULES, Context

@@ -1,19 +1,18 @@
-"""Lint rules about the engine: release, environment, fusion, speculation, memory, and what the host declares."""
+"""Lint rules about the engine: release, environment, speculation, memory, and what the host declares."""
 
 from __future__ import annotations
 
+import json
+import re
+
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.sglang_lint_fusion import FUSION_PATCH
 from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
-from ansible.module_utils.sglang_patching import family_of
 from ansible.module_utils.sglang_release_store import names_secret
 from ansible.module_utils.sglang_variant_schema import matches
-from packaging.version import Version
 
-FUSION_PATCH = "sm120_allreduce_fusion"
-GATE_PATCH = "flashinfer_sm120_gate"
-# The first FlashInfer whose all-reduce module is built for major 12.
-FLASHINFER_SM120 = "0.6.17"
 # NEXTN is another name of EAGLE.
+KIMI_DRAFT = re.compile(r"kimi-?k2\.?5", re.IGNORECASE)
 DRAFTED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
 # SGLang writes these whatever was set before: (value, releases).
 OVERWRITTEN = {
@@ -123,60 +122,19 @@ def secret_variable(variant, _patches, _context):
                 yield f"{section}.{name} would write a secret into site/sitecustomize.py", seen, advice
 
 
-def refused_by_flashinfer(context):
-    """Whether the FlashInfer that the engine pins refuses SM120, and the GPUs are or may be SM120."""
-    capability = str(context.launch.get("compute_capability") or "12")
-    old = Version(context.flags.pins["flashinfer"]) < Version(FLASHINFER_SM120)
-    return context.cuda and capability.split(".")[0] == "12" and old
-
-
-@rule("fusion-gate", "error", "Fusion on SM120 with a FlashInfer that refuses SM120.")
-def fusion_gate(variant, _patches, context):
-    """Three facts and three ways out; the host's own packages are checked again by precheck."""
-    allowed = context.experimental and GATE_PATCH in variant["patches"]
-    if FUSION_PATCH not in variant["patches"] or allowed or not refused_by_flashinfer(context):
-        return
-    declared = context.launch.get("compute_capability")
-    dies = (
-        "the server dies at its first forward" if context.before("0.5.10") else "fusion is switched off with a warning"
-    )
-    seen = (
-        f"1. the GPUs are SM120 ({f'declared {declared}' if declared else 'the patch is for nothing else'}); "
-        f"2. SGLang {context.engine} pins FlashInfer {context.flags.pins['flashinfer']}; "
-        f"3. its all-reduce module lists the majors 9 and 10 only, so {dies}"
-    )
-    advice = (
-        "1. an engine from 0.5.18 on, for example 0.5.20, whose FlashInfer admits SM120; "
-        f"2. the experimental patch {GATE_PATCH}, allowed with -e sglang_patches_allow_experimental=true; "
-        "3. the variant pcie_ipc with SGLang 0.5.22 or later, which needs no patch"
-    )
-    yield f"patch {FUSION_PATCH} cannot work with SGLang {context.engine} on SM120", seen, advice
-
-
-def version_of(entry, context):
-    """Return the version that the engine pins of the package that a patch edits."""
-    return context.engine if entry["package"] == "sglang" else context.flags.pins.get(entry["package"])
-
-
-@rule("patch-experimental", "warning", "The patch is marked experimental in the patch catalogue.")
-def experimental(_variant, patches, context):
-    """Where the pinned release needs no edit, nothing experimental happens."""
-    for entry in patches:
-        family = family_of(entry, version_of(entry, context) or "0")
-        if entry.get("experimental") and family and not family.get("upstream") and context.cuda:
-            seen = " ".join(entry.get("evidence") or []).rstrip(".")
-            yield f"patch {entry['name']} is experimental", seen, "check known answers and what is really active"
-
-
-@rule("patch-version", "error", "The patch catalogue has no edit for the release that the engine pins.")
-def patch_version(_variant, patches, context):
-    """With the releases that are covered."""
-    for entry in patches:
-        version = version_of(entry, context)
-        if version and not family_of(entry, version):
-            covered = "; ".join(family["versions"] for family in entry["families"])
-            message = f"patch {entry['name']} is not applicable to {entry['package']} {version}"
-            yield message, f"covered are {covered}", "declare an engine that is covered, or leave the patch out"
+@rule("env-outside", "error", "sglang_server_env sets an NCCL variable or one of the variant, and would win unseen.")
+def outside(variant, _patches, context):
+    """What is there before Python starts is neither linted nor explained. Only names are known here, no values."""
+    sets = {**variant["nccl"], **variant["env"]}
+    names = [name for name in context.launch.get("server_env") or [] if name.startswith("NCCL_") or name in sets]
+    if names:
+        sections = {section: {} for section in ("nccl", "env")}
+        for name in names:
+            sections["nccl" if name.startswith("NCCL_") else "env"][name] = "..."
+        example = json.dumps({"sglang_variant_overrides": {key: value for key, value in sections.items() if value}})
+        message = f"sglang_server_env sets {', '.join(names)}, which belongs to the variant"
+        seen = "it is set before Python starts and wins over the variant, and neither lint nor explain sees its value"
+        yield message, seen, f"take it out of sglang_server_env and give it as -e '{example}'"
 
 
 @rule("kv-fp8-int4", "error", "fp8 KV cache with the original int4 checkpoint of Kimi-K2.5.")
@@ -222,9 +180,22 @@ def speculative_draft(variant, _patches, context):
 DRAFT_INPUT = {"eagle3": "sglang_draft_model_own", "eagle3_fewchan_fusion": "sglang_draft_model_own"}
 
 
+@rule("spec-model", "warning", "The draft model is for Kimi-K2.5, and the model path names another model.")
+def speculative_model(variant, _patches, context):
+    """A draft model belongs to one target; only names are known here."""
+    path = str(context.launch.get("model_path") or "")
+    for flag in ("speculative-draft-model-path", "speculative-draft-model"):
+        draft = context.argument(variant, flag)
+        if path and not context.kimi and KIMI_DRAFT.search(str(draft or "")):
+            advice = "deploy it where the target is Kimi-K2.5, or give the draft model of this target"
+            yield f"args.{flag} is a draft model for Kimi-K2.5", f"{draft}, for the target {path}", advice
+
+
 @rule("spec-engine", "error", "EAGLE-3 on Kimi-K2.5 before SGLang 0.5.10.")
 def speculative_engine(variant, _patches, context):
-    """The model lacks the hook for its hidden states."""
+    """The model lacks the hook for its hidden states. A target that is not declared is taken for Kimi-K2.5."""
+    if context.launch.get("model_path") and not context.kimi:
+        return
     if str(context.argument(variant, SPECULATIVE)).upper() == "EAGLE3" and context.before("0.5.10"):
         yield f"args.{SPECULATIVE} EAGLE3 needs SGLang 0.5.10", f"SGLang {context.engine}", "use 0.5.10 or later"
 

@@ -18,6 +18,21 @@ RENAMED = {
     "flashinfer-allreduce-fusion-backend": ("enable-flashinfer-allreduce-fusion",),
     "speculative-draft-model": ("speculative-draft-model-path",),
 }
+# What the parsers take and the server dies of, or reads as something else.
+LEAST = {
+    **dict.fromkeys(("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens"), 1),
+    **dict.fromkeys(("max-running-requests", "max-total-tokens", "max-prefill-tokens", "context-length"), 1),
+    **dict.fromkeys(("cuda-graph-max-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill"), 1),
+    **dict.fromkeys(("dp-size", "pp-size", "ep-size", "page-size", "stream-interval"), 1),
+    "chunked-prefill-size": -1,
+    "num-continuous-decode-steps": 1,
+}
+# Greater than the first, less than the second.
+BETWEEN = {
+    "mem-fraction-static": (0, 1),
+    "schedule-conservativeness": (0, float("inf")),
+    "watchdog-timeout": (0, float("inf")),
+}
 SECRET = ("api-key", "admin-api-key", "ssl-keyfile-password")
 
 
@@ -88,6 +103,25 @@ def wrong_value(variant, _patches, context):
             cast(value, record)
         except ValueError as error:
             yield f"args.{flag}: --{flag} {error}", f"{value!r}, set by {origin(variant, flag)}", "see docs/variants.md"
+
+
+@rule("flag-range", "error", "The number is outside of what the flag can mean, although the parser takes it.")
+def out_of_range(variant, _patches, context):
+    """From 0.5.10 on some of these flags take texts such as 8k, which are left alone."""
+    for flag, value in given(variant):
+        flag_name = (context.flags.get(flag) or {}).get("alias_of", flag)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        if flag_name in LEAST and not number >= LEAST[flag_name]:
+            wanted = f"give {LEAST[flag_name]} or more"
+        elif flag_name in BETWEEN and not BETWEEN[flag_name][0] < number < BETWEEN[flag_name][1]:
+            low, high = BETWEEN[flag_name]
+            wanted = f"give a number above {low}" + (f" and below {high}" if high != float("inf") else "")
+        else:
+            continue
+        yield f"args.{flag} is out of range", f"{value!r}, set by {origin(variant, flag)}", wanted
 
 
 @rule("flag-deprecated", "warning", "The engine's release still takes the flag and warns.")

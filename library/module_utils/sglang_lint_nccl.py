@@ -25,7 +25,16 @@ PCIE = ("Tree", "Ring")
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 LEVEL_VARIABLES = ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL")
 THREADS = ("64", "128", "256", "512")
-SWITCHES = {"NCCL_P2P_DISABLE": ("0", "1"), "NCCL_LAUNCH_MODE": ("PARALLEL", "GROUP")}
+ON_OFF = ("P2P_DISABLE", "SHM_DISABLE", "IB_DISABLE", "GRAPH_REGISTER", "LOCAL_REGISTER", "GRAPH_MIXING_SUPPORT")
+# Other numbers are read as "on" in silence; -1 and -2 stand for NCCL's own choice.
+SWITCHES = {
+    **{f"NCCL_{name}": ("0", "1") for name in ON_OFF},
+    "NCCL_CUMEM_ENABLE": ("0", "1", "-2"),
+    "NCCL_CUMEM_HOST_ENABLE": ("0", "1", "-1"),
+    "NCCL_NVLS_ENABLE": ("0", "1", "2"),
+    "NCCL_LAUNCH_MODE": ("PARALLEL", "GROUP"),
+}
+DEBUG = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 CHANNELS = {"NCCL_MIN_NCHANNELS": "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS": "NCCL_MAX_CTAS"}
 MAX_CHANNELS = 64
 USUAL_CHANNELS = 32
@@ -103,6 +112,10 @@ def value(variant, _patches, context):
             advice = "give an integer"
         elif name in SWITCHES and text not in SWITCHES[name]:
             advice = f"give one of {', '.join(SWITCHES[name])}"
+        elif name == "NCCL_DEBUG" and text.upper() not in DEBUG:
+            advice = f"give one of {', '.join(DEBUG)}"
+        elif name == "NCCL_BUFFSIZE" and not 0 < (number(variant, name) or 0) < 1 << 31:
+            advice = "give a size in bytes, below 2 GiB, or null to leave it unset"
         if advice:
             yield f"nccl.{name} has no usable value", where(variant, name), advice
     for name, elements in (("NCCL_ALGO", ALGORITHMS), ("NCCL_PROTO", PROTOCOLS)):
@@ -148,20 +161,22 @@ def algorithm(variant, _patches, context):
         protocols, _named = parse_list(variant["nccl"].get("NCCL_PROTO", ""), PROTOCOLS)
     except ValueError:
         return  # nccl-value says so
-    if "NCCL_ALGO" not in variant["nccl"]:
-        return
-    strict = Version(context.nccl) >= Version("2.31") and "NCCL_PROTO" in variant["nccl"]
+    strict = Version(context.nccl) >= Version("2.31") and {"NCCL_ALGO", "NCCL_PROTO"} <= set(variant["nccl"])
     without, unnamed = [], []
+    bare = [name for name in USED if not protocols[name]]
     for name, supported in USED.items():
         usable = algorithms[name] & set(supported)
         if context.pcie:
             usable &= set(PCIE)
         if "Simple" not in protocols[name]:
             usable &= set(PCIE)  # the others exist with the protocol Simple only
-        if not usable or not protocols[name]:
+        if not usable:
             without.append(name)
         elif strict and name not in named:
             unnamed.append(name)
+    if bare:
+        message = f"nccl.NCCL_PROTO leaves {', '.join(bare)} without a protocol"
+        yield message, f"NCCL_PROTO={where(variant, 'NCCL_PROTO')}", "name one that stays, or leave it unset (null)"
     seen = f"NCCL_ALGO={where(variant, 'NCCL_ALGO')}, NCCL {context.nccl}"
     if without:
         has = "; ".join(f"{name} has {', '.join(item for item in USED[name] if item in PCIE)} here" for name in without)
@@ -241,7 +256,7 @@ def threads(variant, _patches, _context):
 def buffer_size(variant, _patches, _context):
     """NCCL's guide asks for powers of two."""
     size = number(variant, "NCCL_BUFFSIZE")
-    if size is not None and (size < 4096 or size & (size - 1)):
+    if size is not None and 0 < size and (size < 4096 or size & (size - 1)):
         yield (
             "nccl.NCCL_BUFFSIZE should be a power of two, in bytes",
             where(variant, "NCCL_BUFFSIZE"),

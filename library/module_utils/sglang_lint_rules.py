@@ -45,8 +45,8 @@ class Context:
     :param device: ``cuda`` or ``cpu``.
     :param tp_size: tensor parallel size, the number of ranks.
     :param launch: host, port, model_path, has_api_key, and where declared gpu_count, compute_capability ("12.0"),
-        interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU), nccl_version, and allow_experimental,
-        whether experimental patches may be applied.
+        interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU), nccl_version, server_env (names of the
+        variables in sglang_server_env), and allow_experimental, whether experimental patches may be applied.
     :param flags: the table of plugins/data/sglang_flags.json.
     :param nccl: the table of plugins/data/nccl_variables.json.
     """

@@ -105,12 +105,13 @@ def engine_version(text):
         raise VariantError([refuse("engine-version", "engine_version is no version", repr(text), advice)]) from None
 
 
-def resolve(name, catalogue, base, overrides, engine):
+def resolve(name, catalogue, base, overrides, engine, host=None):
     """Return ``(variant, unset)``: the dict of docs/architecture.md, and {path: origin} of what a null took away.
 
-    :param base: ``{nccl, env, args}`` of the host or group; the variant wins over it.
+    :param base: ``{nccl, env, args, patches}`` of the group; the variant wins over it.
     :param overrides: the same shape, from ``-e``; wins over everything.
     :param engine: declared SGLang version.
+    :param host: the same shape, of one host; wins over the base and not over the variant.
     :raises VariantError: with every reason found.
     """
     if not isinstance(catalogue, dict) or not catalogue:
@@ -124,12 +125,15 @@ def resolve(name, catalogue, base, overrides, engine):
     engine = engine_version(engine)
     check_name(name, catalogue)
     names = lineage(name, catalogue)
-    base, overrides = base or {}, overrides or {}
-    found = check_given("base", base) + check_given("override", overrides)
+    base, host, overrides = base or {}, host or {}, overrides or {}
+    found = check_given("base", base) + check_given("host", host) + check_given("override", overrides)
     if found:
         raise VariantError(found)
-    values, patches = layer(base, engine)
-    final = {path: (value, "base") for path, value in values.items()}
+    final, patches = {}, []
+    for origin, given in (("base", base), ("host", host)):
+        values, more = layer(given, engine)
+        final.update({path: (value, origin) for path, value in values.items()})
+        patches += more
     composed, more = compose(name, catalogue, engine)
     final.update(composed)
     values, last = layer(overrides, engine)

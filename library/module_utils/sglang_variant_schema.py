@@ -6,11 +6,12 @@ Pure functions for the controller. Every refusal is a finding (``sglang_findings
 from __future__ import annotations
 
 import difflib
+import json
 import re
 
 from ansible.module_utils.sglang_findings import finding, summary
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 SECTIONS = ("nccl", "env", "args")
 RUNGS = ("lint", "precheck", "probe", "canary", "load", "verify", "benchmark")
@@ -39,17 +40,32 @@ ENTRY = {
     "expect": {"type": "dict", "required": True, "options": EXPECT},
     "rungs": {"type": "list", "elements": "str", "choices": RUNGS, "required": True},
 }
+# What rules need to know about the launch and the host. Nothing declared is null, empty or 0.
+LAUNCH = {
+    "host": {"type": "str"},
+    "port": {"type": "raw"},
+    "model_path": {"type": "str"},
+    "has_api_key": {"type": "bool"},
+    "gpu_count": {"type": "int"},
+    "compute_capability": {"type": "str"},
+    "interconnect": {"type": "str", "choices": ["pcie", "nvlink"]},
+    "gpu_memory_gib": {"type": "float"},
+    "nccl_version": {"type": "str"},
+    "server_env": {"type": "list", "elements": "str"},
+    "allow_experimental": {"type": "bool"},
+}
 # The arguments of the action, and of the module file that documents it.
 ARGUMENTS = {
     "name": {"type": "raw", "required": True},
     "catalogue": {"type": "dict", "required": True},
     "base": {"type": "dict", "default": {}},
+    "host": {"type": "dict", "default": {}},
     "overrides": {"type": "dict", "default": {}},
     "patch_dir": {"type": "path"},
     "engine_version": {"type": "str", "required": True},
     "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
     "tp_size": {"type": "int", "required": True},
-    "launch": {"type": "dict", "default": {}},
+    "launch": {"type": "dict", "default": {}, "options": LAUNCH},
     "force": {"type": "bool", "default": False},
     "against": {"type": "str"},
     "explain": {"type": "bool", "default": False},
@@ -232,6 +248,49 @@ def check_flag(name, key, value):
 def check_given(where, given):
     """Return every finding for host base or the operator's single values."""
     return check_options(where, given, VALUES) + check_values(where, given)
+
+
+def check_launch(launch):
+    """Return every finding for what is declared about the launch, beyond its types."""
+    found = []
+    if any(not NAME.match(name) for name in launch.get("server_env") or []):
+        found.append(
+            refuse(
+                "env-name", "sglang_server_env must be a dict of names and values", advice="see group_vars/all/main.yml"
+            )
+        )
+    if (launch.get("gpu_memory_gib") or 0) < 0:
+        seen, advice = str(launch["gpu_memory_gib"]), "give the GiB of one GPU, or 0 where it is not known"
+        found.append(refuse("gpu-memory", "sglang_gpu_memory_gib is negative", seen, advice))
+    if launch.get("nccl_version"):
+        try:
+            Version(launch["nccl_version"])
+        except InvalidVersion:
+            advice = (
+                "write it as NCCL prints it, for example 2.29.7, or leave it empty for the one that the engine pins"
+            )
+            found.append(refuse("nccl-version", "sglang_nccl_version is no version", launch["nccl_version"], advice))
+    return found
+
+
+def check_dotted(names, known):
+    """Return a finding for each variable whose name has a dot after the name of a dict, which nothing would read.
+
+    :param names: of all variables. :param known: ``known(name)`` tells whether a variable is a dict.
+    """
+    found = []
+    for name in sorted(str(item) for item in names):
+        head, *keys = re.split(r"[.\[]", name)
+        if not keys or not known(head):
+            continue
+        value = "..."
+        for key in reversed(keys):
+            value = {key.strip("]'\""): value}
+        advice = f"write -e '{json.dumps({head: value})}'"
+        found.append(
+            refuse("dotted-name", f"-e {name}=... sets nothing: a dot does not reach into {head}", advice=advice)
+        )
+    return found
 
 
 def check_entry(name, entry):

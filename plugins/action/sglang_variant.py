@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 
 import ansible.module_utils
 from ansible.plugins.action import ActionBase
@@ -23,7 +24,12 @@ from ansible.module_utils import (  # noqa: E402
     sglang_variant_text,
 )
 from ansible.module_utils.sglang_findings import errors, summary  # noqa: E402
-from ansible.module_utils.sglang_variant_schema import ARGUMENTS, VariantError  # noqa: E402
+from ansible.module_utils.sglang_variant_schema import (  # noqa: E402
+    ARGUMENTS,
+    VariantError,
+    check_dotted,
+    check_launch,
+)
 
 
 @functools.cache
@@ -43,17 +49,23 @@ class ActionModule(ActionBase):
         """Return variant, patches, findings, run and, with ``against``, difference."""
         result = super().run(tmp, task_vars)
         _spec, args = self.validate_argument_spec(ARGUMENTS)
+        known = task_vars or {}
         result["changed"] = False
         # The action runs in a fork: the playbook's own process is its parent.
         result["run"] = sglang_variant_run.identify_run(os.getppid())
         try:
+            wrong = check_dotted(known, lambda name: isinstance(known.get(name), Mapping)) + check_launch(
+                args["launch"]
+            )
+            if wrong:
+                raise VariantError(wrong)
             result.update(self.judge(args["name"], args))
             if args["against"] is not None:
                 sglang_variant_resolve.check_name(args["against"], args["catalogue"], "against")
                 other = self.judge(args["against"], args)["variant"]
                 result["difference"] = sglang_variant_resolve.difference(result["variant"], other)
             if args["explain"]:
-                host = (task_vars or {}).get("inventory_hostname", "the controller")
+                host = known.get("inventory_hostname", "the controller")
                 result["explanation"] = sglang_variant_text.explain(
                     host, result, args["engine_version"], result.get("difference")
                 )
@@ -71,7 +83,7 @@ class ActionModule(ActionBase):
         :raises VariantError: it cannot be resolved.
         """
         variant, unset = sglang_variant_resolve.resolve(
-            name, args["catalogue"], args["base"], args["overrides"], args["engine_version"]
+            name, args["catalogue"], args["base"], args["overrides"], args["engine_version"], args["host"]
         )
         patches = sglang_variant_patches.load(variant["patches"], args["patch_dir"])
         context = sglang_lint.Context(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import sys
 
 import pytest
 from ansible.module_utils import sglang_lint
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

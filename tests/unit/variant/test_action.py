@@ -17,6 +17,14 @@ from packaging.version import Version
 pytestmark = pytest.mark.skipif(Version(ansible_version) < Version("2.19"), reason="a controller has ansible-core 2.19")
 
 PATCHES = "roles/sglang_patches/files"
+STRICT = {
+    "summary": "s",
+    "purpose": "p",
+    "factor": "f",
+    "expect": {"effect": "e", "source": "s"},
+    "rungs": ["lint"],
+    "nccl": {"NCCL_ALGO": "allreduce:tree", "NCCL_PROTO": "LL"},
+}
 # What each case gives to the action on top of COMMON.
 COMMON = {
     "name": "fewchan_fusion",
@@ -44,6 +52,14 @@ CASES = {
     "against": {"against": "fewchan", "explain": True},
     "against_unknown": {"against": "fewchn"},
     "against_empty": {"against": ""},
+    "host": {"base": {"nccl": {"NCCL_DEBUG": "WARN"}}, "host": {"nccl": {"NCCL_DEBUG": "INFO"}}, "explain": True},
+    "outside": {"launch": {"server_env": ["NCCL_ALGO", "HF_TOKEN"]}},
+    "no_dict": {"launch": {"server_env": list("NCCL_ALGO=Tree")}},
+    "no_version": {"launch": {"nccl_version": "latest"}},
+    "negative": {"launch": {"gpu_memory_gib": "-1"}},
+    "interconnect": {"launch": {"interconnect": "infiniband"}},
+    "launch_key": {"launch": {"gpus": 8}},
+    "strict": {"name": "v", "catalogue": {"v": STRICT}, "device": "cuda", "launch": {"nccl_version": "2.31.1"}},
 }
 
 
@@ -90,7 +106,8 @@ def test_a_good_variant_has_all_parts_of_the_contract(outcome):
 
 
 def test_the_run_names_the_playbooks_own_process(outcome):
-    runs = [result["run"] for result in outcome.values()]
+    # Ansible's own check of types comes before the action.
+    runs = [result["run"] for case, result in outcome.items() if case not in ("interconnect", "launch_key")]
     keys = {"id", "time", "controller", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
     assert all(set(run) == keys for run in runs)
     assert all(run["pid_ns"] and [run["pid"], run["pid_start"]] in run["alive"] for run in runs)
@@ -119,6 +136,11 @@ def test_strings_are_cast_to_what_the_flag_declares(outcome):
         ("gpu", ["lint/fusion-gate", "FlashInfer 0.6.3", "pcie_ipc"]),
         ("against_unknown", ["against 'fewchn'", "the nearest is 'fewchan'"]),
         ("against_empty", ["against is empty"]),
+        ("outside", ["lint/env-outside", "sets NCCL_ALGO, which", "sglang_variant_overrides"]),
+        ("no_dict", ["sglang_server_env must be a dict"]),
+        ("no_version", ["sglang_nccl_version is no version", "latest", "2.29.7"]),
+        ("negative", ["sglang_gpu_memory_gib is negative"]),
+        ("strict", ["lint/nccl-algo-collective", "2.31"]),
     ],
 )
 def test_a_refusal_is_one_message_with_the_way_out(outcome, case, words):
@@ -127,6 +149,38 @@ def test_a_refusal_is_one_message_with_the_way_out(outcome, case, words):
     assert result["changed"] is False
     assert [word for word in words if word not in result["msg"]] == []
     assert any(item["level"] == "error" for item in result["findings"])
+
+
+def test_the_launch_is_typed(outcome):
+    assert "interconnect must be one of: pcie, nvlink" in outcome["interconnect"]["msg"]
+    assert "gpus" in outcome["launch_key"]["msg"]
+
+
+def test_group_and_host_are_told_apart(outcome):
+    result = outcome["host"]
+    assert result["variant"]["nccl"]["NCCL_DEBUG"] == "INFO"
+    assert result["variant"]["origins"]["nccl.NCCL_DEBUG"] == "host"
+    assert ["nccl.NCCL_DEBUG", "INFO", "host"] in [line.split() for line in result["explanation"].splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", ["sglang_variant_overrides.nccl.NCCL_ALGO", "sglang_variant_overrides[nccl][NCCL_ALGO]"]
+)
+def test_a_dot_in_a_name_is_answered_with_the_right_words(repository, name):
+    command = [str(pathlib.Path(sys.executable).with_name("ansible-playbook")), "explain.yml", "-e", "variant=fewchan"]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(repository / "ansible.cfg")}
+    done = subprocess.run(
+        [*command, "-e", f"{name}=Tree"],
+        env=environment,
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"-e {name}=... sets nothing" in done.stderr + done.stdout
+    assert """-e '{"sglang_variant_overrides": {"nccl": {"NCCL_ALGO": "..."}}}'""" in done.stderr + done.stdout
 
 
 def test_force_lets_lint_errors_pass_and_keeps_them_as_warnings(outcome):

@@ -7,8 +7,8 @@ from ansible.module_utils import sglang_variant_resolve
 from ansible.module_utils.sglang_variant_schema import VariantError, matches
 
 
-def resolve(name, catalogue, base=None, overrides=None, engine="0.5.9"):
-    return sglang_variant_resolve.resolve(name, catalogue, base or {}, overrides or {}, engine)
+def resolve(name, catalogue, base=None, overrides=None, engine="0.5.9", host=None):
+    return sglang_variant_resolve.resolve(name, catalogue, base or {}, overrides or {}, engine, host)
 
 
 def reasons(name, catalogue, **given):
@@ -75,6 +75,16 @@ def test_later_layers_win_and_null_takes_away(make):
     assert variant["env"] == {}
     assert variant["origins"] == {"nccl.NCCL_PROTO": "a", "nccl.NCCL_DEBUG": "override"}
     assert unset == {"nccl.NCCL_ALGO": "b", "env.TZ": "override"}
+
+
+def test_a_host_adds_to_its_group_and_yields_to_the_variant(make):
+    catalogue = {"v": make(nccl={"NCCL_ALGO": "Ring"})}
+    base = {"nccl": {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}, "args": {"max-running-requests": 4}}
+    host = {"nccl": {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "NVLS"}, "args": {"max-running-requests": None}}
+    variant, unset = resolve("v", catalogue, base=base, host=host)
+    assert (variant["nccl"], variant["args"]) == ({"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}, {})
+    assert variant["origins"] == {"nccl.NCCL_DEBUG": "host", "nccl.NCCL_ALGO": "v"}
+    assert unset == {"args.max-running-requests": "host"}
 
 
 def test_two_parents_that_disagree_are_refused_unless_the_child_decides(make):
@@ -166,7 +176,7 @@ def test_misspelt_keys_are_answered_with_the_nearest(make):
     assert "write 'tp-size'" in reasons("v", {"v": make(args={"tp_size": 8})})["flag-name"]
 
 
-@pytest.mark.parametrize("where", ["base", "overrides"])
+@pytest.mark.parametrize("where", ["base", "host", "overrides"])
 def test_base_and_overrides_are_checked_alike(catalogue, where):
     label = where.removesuffix("s")
     assert f"'nccle' in {label}" in reasons("baseline", catalogue, **{where: {"nccle": {}}})["variant-key"]

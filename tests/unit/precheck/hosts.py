@@ -1,4 +1,8 @@
-"""Hosts made of text: what the commands and files of a GPU machine answer, without the machine."""
+"""Hosts made of text: what the commands and files of a GPU machine answer, without the machine.
+
+All of it, ``captured/`` too, is written by hand in the format in which such a machine answers. None of it was captured
+from an eight-GPU host: this project had none. ``captured/README.md`` says what each text follows.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ description:
   - C(stopped) sends SIGTERM to the server, kills what outlives it, and returns when no process of the root is left and
     the port is free. Only processes that carry the marker of a release below O(root) are signalled.
   - Every start and stop is appended to the ledger.
+  - With O(activate) the link C(current) moves to the release in the same call, as C(state=active) of M(sglang_release)
+    moves it, after it is known that the release may start and before anything is stopped.
 options:
   state:
     description: What is wanted.
@@ -65,13 +67,22 @@ options:
     description: The run that the ledger names, as returned by the action C(sglang_variant).
     type: dict
     default: {}
+  activate:
+    description:
+      - Whether a start makes the release the current one. It needs O(run), whose deploy lock is taken or renewed.
+    type: bool
+    default: false
+  reason:
+    description: Why the release becomes the current one, for manifest and ledger.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: The same keys are returned; nothing is started, signalled or written.
     support: full
   diff_mode:
-    description: No file of the operator is changed.
-    support: none
+    description: With O(activate), of the link and the release's manifest.
+    support: full
 author:
   - the sglang deploy authors
 """
@@ -141,6 +152,12 @@ killed:
   type: list
   elements: dict
   sample: []
+activation:
+  description:
+    - What became of the link, as C(changed), C(msg), and C(before) and C(after) as texts; null where nobody asked.
+  returned: always
+  type: dict
+  sample: {changed: true, msg: "current: none -> 20260101T000000Z-baseline-0a1b2c3d", before: "", after: ""}
 elapsed:
   description: Seconds that the task waited, also on failure.
   returned: always
@@ -174,10 +191,14 @@ def main():
             "stop_timeout": {"type": "int", "default": 60},
             "log_keep": {"type": "int", "default": 5},
             "run": {"type": "dict", "default": {}},
+            "activate": {"type": "bool", "default": False},
+            "reason": {"type": "str", "default": ""},
         },
         required_if=[("state", "started", ["release"])],
         supports_check_mode=True,
     )
+    if module.params["activate"] and not module.params["run"].get("id"):
+        module.fail_json(msg="run: activate needs the run that the action sglang_variant or sglang_run returns.")
     service = Service(module.params, module.check_mode, module.run_command)
     try:
         if module.params["state"] == "started":
@@ -186,7 +207,12 @@ def main():
             service.stopped()
     except ServiceError as error:
         module.fail_json(msg=str(error), **service.result())
-    module.exit_json(**service.result())
+    result = service.result()
+    moved = result["activation"]
+    if module._diff and moved and moved["before"] != moved["after"]:
+        path = module.params["release"]
+        result["diff"] = dict(before=moved["before"], after=moved["after"], before_header=path, after_header=path)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -14,35 +14,8 @@ from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_engine import describe as describe_engine
 from ansible.module_utils.sglang_model import describe as describe_model
+from ansible.module_utils.sglang_release_step import brief_of, current_of, make_result, record_event
 from ansible.module_utils.sglang_release_store import ReleaseError
-
-
-def make_result(**keys):
-    """Return the keys of every result, with these set; ``before`` and ``after`` are texts for the diff."""
-    result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(unlocked=False, before="", after="")
-    result.update(keys)
-    return result
-
-
-def record_event(params, event, release=None, variant=None, **fields):
-    """Append an event of this run to the ledger."""
-    line = dict(fields, event=event, run=params["run"], release=release, variant=variant or None)
-    sglang_ledger.append(params["root"], line)
-
-
-def brief_of(root, manifest):
-    """Return the short form of a manifest, or null for none."""
-    return store.brief(root, manifest) if manifest else None
-
-
-def current_of(root, problems):
-    """Return the current id; a link that is none of ours is a problem, which the next activation mends or names."""
-    try:
-        return store.read_current(root)
-    except ReleaseError as error:
-        problems.append(str(error))
-        return None
 
 
 def _take_lock(params, check, warnings):

@@ -12,15 +12,16 @@ from ansible.module_utils import sglang_lock, sglang_proc
 from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_release_archive import remove_release_directory
-from ansible.module_utils.sglang_release_compare import (
+from ansible.module_utils.sglang_release_compare import compare, info, lock, target
+from ansible.module_utils.sglang_release_step import (
+    activate,
+    advance,
     brief_of,
-    compare,
-    current_of,
-    info,
-    lock,
+    entry,
+    load,
     make_result,
+    new_manifest,
     record_event,
-    target,
 )
 from ansible.module_utils.sglang_release_store import ReleaseError
 
@@ -28,38 +29,10 @@ from ansible.module_utils.sglang_release_store import ReleaseError
 REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
 
 
-def _entry(params, state):
-    run = params["run"]
-    return {
-        "state": state,
-        "time": store.utc_now(),
-        "run": run["id"],
-        "user": run.get("user", ""),
-        "reason": params["reason"],
-    }
-
-
-def _new_manifest(params, record):
-    """Return the manifest of a release that is being built, without history."""
-    _, variant, text = store.parse_id(params["release"])
-    return {
-        "schema": store.SCHEMA,
-        "id": params["release"],
-        "variant": variant,
-        "digest": text,
-        "state": "building",
-        "created": store.utc_now(),
-        "run": params["run"]["id"],
-        "record": record,
-        "files": None,
-        "history": [],
-    }
-
-
 def create(params, check):
     """Make the directory of a release; what killed runs left of the same digest goes away."""
     root, release = params["root"], params["release"]
-    manifest = _new_manifest(params, store.without_secrets(params["record"]))
+    manifest = new_manifest(params, store.without_secrets(params["record"]))
     manifests, problems = store.list_releases(root)
     found = choose.find(manifests, release)
     if found:
@@ -69,7 +42,7 @@ def create(params, check):
     store.owner_ids(params["owner"])
     removed = [item["id"] for item in manifests if item["digest"] == manifest["digest"] and not store.complete(item)]
     removed += store.leftovers(root)
-    manifest["history"].append(_entry(params, "building"))
+    manifest["history"].append(entry(params, "building"))
     if not check:
         for name in removed:
             remove_release_directory(root, name)
@@ -84,51 +57,9 @@ def create(params, check):
     )
 
 
-def _load(params, check):
-    """Return the manifest of the release of the task.
-
-    In check mode a release may be missing, since the task that creates it did nothing: it is taken as it would be then.
-    """
-    root, release = params["root"], params["release"]
-    path = store.release_path(root, release)
-    try:
-        return store.read_manifest(path)
-    except FileNotFoundError:
-        if not check:
-            raise ReleaseError(
-                f"release: {release} does not exist below {store.releases_directory(root)} or has no manifest.json. "
-                "Way out: take an id that status.yml lists."
-            ) from None
-    return dict(_new_manifest(params, {}), imagined=True)
-
-
-def _advance(params, check, manifest, state, event, files=None):
-    """Write a manifest in its new state, tell the ledger, and return the result."""
-    root, release = params["root"], manifest["id"]
-    imagined = manifest.pop("imagined", False)
-    before = "" if imagined else store.manifest_text(manifest)
-    after = dict(manifest, state=state, history=manifest["history"] + [_entry(params, state)])
-    if files:
-        after["files"] = files
-    if not check:
-        store.write_manifest(store.release_path(root, release), after)
-        if event:
-            fields = {"files": files} if files else {}
-            if event == "rejected":
-                fields["rung"] = params.get("rung") or None
-            record_event(params, event, release, manifest["variant"], reason=params["reason"], **fields)
-    return make_result(
-        changed=True,
-        release=brief_of(root, after),
-        before=before,
-        after=store.manifest_text(after),
-        msg=f"{release}: {manifest['state']} -> {state}",
-    )
-
-
 def build(params, check):
     """Seal a release: list its files with their hashes; from here on it does not change."""
-    manifest = _load(params, check)
+    manifest = load(params, check)
     root, path = params["root"], store.release_path(params["root"], manifest["id"])
     if store.complete(manifest):
         return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is sealed already")
@@ -139,42 +70,13 @@ def build(params, check):
             "nccl_env and sglang_server (render) before the release is sealed."
         )
     files = None if check else store.write_files(path, store.hash_files(path))
-    return _advance(params, check, manifest, "built", "built", files=files)
-
-
-def activate(params, check):
-    """Let the link point to a complete release and mark it as being judged. The one that leaves keeps its state."""
-    root = params["root"]
-    manifest = _load(params, check)
-    release = manifest["id"]
-    if not check and not store.complete(manifest):
-        raise ReleaseError(
-            f"release: {release} was never finished and cannot serve. Way out: deploy its variant again, or take a "
-            "complete release that status.yml lists."
-        )
-    before = current_of(root, []) if os.path.islink(os.path.join(root, "current")) else store.read_current(root)
-    moved = before != release
-    if not moved and manifest["state"] == "active":
-        return make_result(release=brief_of(root, manifest), msg=f"{release} is active already")
-    # Manifest, link, ledger: killed after the first, the old release is still current and the next run moves the link.
-    if manifest["state"] == "active":
-        result = make_result(changed=True, release=brief_of(root, manifest))
-    else:
-        result = _advance(params, check, manifest, "active", None)
-    if not check:
-        if moved:
-            store.move_current(root, release)
-        record_event(params, "activated", release, manifest["variant"], previous=before, reason=params["reason"])
-    result["msg"] = f"current: {before or 'none'} -> {release}"
-    result["before"] = f"current -> {before or 'none'}\n" + result["before"]
-    result["after"] = f"current -> {release}\n" + result["after"]
-    return result
+    return advance(params, check, manifest, "built", "built", files=files)
 
 
 def promote(params, check):
     """Record that the current release passed."""
     root = params["root"]
-    manifest = _load(params, check)
+    manifest = load(params, check)
     if manifest["state"] == "promoted":
         return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is promoted already")
     if not check and (manifest["state"] != "active" or store.read_current(root) != manifest["id"]):
@@ -182,7 +84,7 @@ def promote(params, check):
             f"release: {manifest['id']} is {manifest['state']} and the current release is {store.read_current(root)}. "
             "Rule: only the active release that the link points to is promoted. Way out: activate it, then verify it."
         )
-    return _advance(params, check, manifest, "promoted", "promoted")
+    return advance(params, check, manifest, "promoted", "promoted")
 
 
 def reject(params, check):
@@ -197,13 +99,13 @@ def reject(params, check):
         return make_result(msg=f"{release} was never created; the ledger has the reason")
     if manifest["state"] == "rejected" and manifest["history"][-1]["reason"] == params["reason"]:
         return make_result(release=brief_of(root, manifest), msg=f"{release} is rejected already")
-    return _advance(params, check, manifest, "rejected", "rejected")
+    return advance(params, check, manifest, "rejected", "rejected")
 
 
 def retire(params, check):
     """Record that a rollback left a promoted release; one that was refused keeps that state."""
     root = params["root"]
-    manifest = _load(params, check)
+    manifest = load(params, check)
     if manifest["state"] not in ("promoted", "active"):
         message = f"{manifest['id']} is {manifest['state']} and stays so"
         return make_result(release=brief_of(root, manifest), msg=message)
@@ -211,7 +113,7 @@ def retire(params, check):
         raise ReleaseError(
             f"release: {manifest['id']} is the current release. Rule: a release retires after another one is active."
         )
-    return _advance(params, check, manifest, "retired", "retired")
+    return advance(params, check, manifest, "retired", "retired")
 
 
 def prune(params, check):

@@ -8,8 +8,9 @@ import os
 import re
 import time
 
-from ansible.module_utils import sglang_ledger, sglang_proc, sglang_terminate
+from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc, sglang_release_step, sglang_terminate
 from ansible.module_utils.sglang_provider import ProviderError, Supervisor, Systemd, detect, write_if_changed
+from ansible.module_utils.sglang_release_store import ReleaseError
 
 # A server this young may not have spawned its workers yet; older ones that lack some are not the wanted state.
 LOADING_SECONDS = 120
@@ -113,6 +114,7 @@ class Service:
             "reasons": [],
             "stopped": [],
             "killed": [],
+            "activation": None,
         }
 
     def result(self):
@@ -185,12 +187,14 @@ class Service:
     def started(self):
         """Reach the state started.
 
-        :raises ServiceError: the port is another's, the provider fails, or the process dies at once.
+        :raises ServiceError: the port is another's, the release may not be activated, the provider fails, or the
+            process dies at once.
         """
         if not self.launch:
             if self.check_mode and not os.path.lexists(os.path.join(self.release, "launch.json")):
                 # The task before this one would have written it.
                 self.out.update(changed=True, state="running", reasons=["no server process runs"])
+                self._activate()
                 return
             raise ServiceError(
                 f"{self.release}/launch.json is missing or damaged. Way out: build the release again (deploy.yml)."
@@ -198,12 +202,15 @@ class Service:
         server = self._server()
         self.out["reasons"] = sglang_proc.drift(self.launch, self.root, loading=self._loading(server))
         if server is not None and not self.out["reasons"]:
+            self._activate()
             self._up(server)
             return
         self._refuse_foreign_port()
         try:
             # Before the stop: a running server is not given up for a start that is not allowed.
-            self.provider.permit(self.release)
+            self.provider.permit(self.release, planned=self.p["activate"])
+            # Before the stop too: killed from here on, the next run sees that what runs is not what the link says.
+            self._activate()
             self.out.update(changed=True)
             self._terminate()
             if self.check_mode:
@@ -217,6 +224,22 @@ class Service:
             self._first_moments()
         except ProviderError as error:
             raise ServiceError(str(error)) from error
+
+    def _activate(self):
+        """Let the link ``current`` point to the release, where that is asked for."""
+        if not self.p["activate"]:
+            return
+        step = dict(self.p, release=os.path.basename(self.release))
+        try:
+            if self.check_mode:
+                done = sglang_release_step.activate(step, True)
+            else:
+                with sglang_lock.held(self.root, self.p["run"]):
+                    done = sglang_release_step.activate(step, False)
+        except (ReleaseError, sglang_lock.LockedError) as error:
+            raise ServiceError(str(error)) from error
+        self.out["activation"] = {key: done[key] for key in ("changed", "msg", "before", "after")}
+        self.out["changed"] |= done["changed"]
 
     def _refuse_foreign_port(self):
         port = sglang_proc.port_of(self.launch)

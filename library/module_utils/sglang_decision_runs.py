@@ -1,0 +1,80 @@
+"""What a decision is made from: the runs and scores of a host's ledger, short enough to travel to the controller."""
+
+from __future__ import annotations
+
+from ansible.module_utils import sglang_ledger
+
+# The rest of a run stays in its result file.
+KEPT = ("release", "variant", "time", "run", "result", "valid", "failure", "flags", "workload_digest", "fingerprint")
+# More runs of one release than any comparison needs; the newest count.
+MOST = 60
+
+
+def number(value):
+    """Return a finite number, or None."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) < 1e300 else None
+
+
+def run_of(event, start, metrics):
+    """Return one run from its ledger event; ``start`` counts the starts of the server before it."""
+    figures = event.get("metrics") or {}
+    derived = ((event.get("server") or {}).get("derived")) or {}
+    return {
+        **{key: event.get(key) for key in KEPT},
+        "valid": event.get("valid", True) is not False,
+        "start": start,
+        "workload": event.get("workload") or {},
+        "metrics": {name: number(figures.get(name)) for name in metrics},
+        "accept_length": number(derived.get("accept_length")),
+        "elapsed": number(event.get("elapsed")) or 0.0,
+    }
+
+
+def score_of(event, start):
+    """Return one score from its ledger event."""
+    keys = ("release", "variant", "run", "asked", "right", "questions_digest")
+    return {**{key: event.get(key) for key in keys}, "start": start}
+
+
+def read(root, run, releases, variants, metrics):
+    """Return ``{runs, scores, looks, spent, problems}``.
+
+    :param run: id of this playbook run. :param releases: ids whose runs are wanted.
+    :param variants: names whose runs are wanted, of whatever release.
+    :param metrics: names of the figures to take along.
+    ``runs`` and ``scores`` are in the order of the ledger. ``looks`` is the number of decisions that this playbook run
+    has made, ``spent`` the seconds that it has measured; both by release.
+    """
+    events, problems = sglang_ledger.read(root)
+    runs, scores, looks, spent, start = [], [], {}, {}, 0
+    for event in events:
+        name, release = event["event"], event.get("release")
+        if name == "start":
+            start += 1
+        elif name == "run":
+            if event.get("run") == run:
+                spent[release] = spent.get(release, 0.0) + (number(event.get("elapsed")) or 0.0)
+            if release in releases or event.get("variant") in variants:
+                runs.append(run_of(event, start, metrics))
+        elif name == "score" and release in releases:
+            scores.append(score_of(event, start))
+        elif name == "decision" and event.get("run") == run:
+            looks[release] = looks.get(release, 0) + 1
+    return {
+        "runs": newest(runs),
+        "scores": newest(scores),
+        "looks": looks,
+        "spent": spent,
+        "problems": problems,
+    }
+
+
+def newest(items):
+    """Return the last :data:`MOST` items of each release, in their order."""
+    left, kept = {}, []
+    for item in reversed(items):
+        left[item["release"]] = left.get(item["release"], 0) + 1
+        if left[item["release"]] <= MOST:
+            kept.append(item)
+    return kept[::-1]

@@ -72,6 +72,7 @@ ARGUMENTS = {
 }
 TYPES = {"str": str, "dict": dict, "list": list}
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 FLAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 # Set by the deployment itself; another value would break how releases and processes are found.
 RESERVED = {
@@ -259,6 +260,10 @@ def check_launch(launch):
                 "env-name", "sglang_server_env must be a dict of names and values", advice="see group_vars/all/main.yml"
             )
         )
+    capability = launch.get("compute_capability") or ""
+    if capability and not CAPABILITY.match(capability):
+        advice = "write it as nvidia-smi does, for example 12.0, or leave it empty where it is not known"
+        found.append(refuse("compute-capability", "sglang_compute_capability is none", repr(capability), advice))
     if (launch.get("gpu_memory_gib") or 0) < 0:
         seen, advice = str(launch["gpu_memory_gib"]), "give the GiB of one GPU, or 0 where it is not known"
         found.append(refuse("gpu-memory", "sglang_gpu_memory_gib is negative", seen, advice))

@@ -94,8 +94,10 @@ def wrong_number(rng, entry):
             ("NCCL_NTHREADS", (0, 1, 63, 96, 1024, "many")),
             ("NCCL_MAX_CTAS", (0, 65, -1, "x")),
             ("NCCL_MIN_NCHANNELS", (0, 65, 1000, "8x")),
-            ("NCCL_BUFFSIZE", ("4M", "4e6", "")),
+            ("NCCL_BUFFSIZE", ("4M", "4e6", "", -1, 0, 1 << 31)),
             ("NCCL_P2P_DISABLE", ("yes", 2, "true")),
+            ("NCCL_CUMEM_ENABLE", (7, "on", -1)),
+            ("NCCL_DEBUG", ("VERBOSE", "debug", 1)),
         )
     )
     entry["nccl"] = {**entry.get("nccl", {}), name: rng.choice(values)}
@@ -117,8 +119,9 @@ def wrong_flag_spelling(rng, entry):
 def wrong_flag_value(rng, entry):
     name, values = rng.choice(
         (
-            ("mem-fraction-static", ("much", [0.8], True)),
+            ("mem-fraction-static", ("much", [0.8], True, 0, 1, -0.5, "nan", 88)),
             ("chunked-prefill-size", ("8k", 1.5, "", [1, 2])),
+            ("speculative-num-steps", (0, "-1")),
             ("trust-remote-code", ("maybe", 7, [True])),
             ("attention-backend", ("flashinfre", "Triton", True)),
             ("enable-metrics", ("on please", 2.5)),

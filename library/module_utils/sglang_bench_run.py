@@ -226,7 +226,7 @@ def measure(params):
         counts={key: sum(entry["counts"][key] for entry in levels) for key in stats.COUNTS},
         failure=next((entry["failure"] for entry in levels if entry["failure"]), None),
         cache_flush=levels[0]["cache_flush"],
-        fingerprint=fingerprint(params["release"], client, gpus),
+        fingerprint=fingerprint(params["release"], client, gpus, levels[best]["server"]["info"].get("version")),
         elapsed=round(clock() - run.began, 3),
     )
     document["workload_digest"] = workload.digest(document["workload"])

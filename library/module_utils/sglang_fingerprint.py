@@ -92,11 +92,12 @@ def _nccl(release):
     return ", ".join(dict.fromkeys(versions)) or None, ", ".join(paths) or None
 
 
-def fingerprint(release=None, client=None, gpus=None):
+def fingerprint(release=None, client=None, gpus=None, version=None):
     """Return the fingerprint of this host and of the release that is measured.
 
     :param release: release directory, or None when a bare URL is measured.
     :param client: ``{client_version, requests}`` of the measuring client.
+    :param version: SGLang as the server names itself, used where the release does not tell.
     :param gpus: rows of :func:`sglang_nvidia.cards`, asked here when None.
     :returns: ``{schema, digest, unknown: [str]}`` with every name of :data:`KEYS`.
     """
@@ -111,7 +112,7 @@ def fingerprint(release=None, client=None, gpus=None):
         gpu_count=len(cards),
         driver=", ".join(sorted({str(card["driver_version"]) for card in cards if card.get("driver_version")})) or None,
         power_limit_w=[card.get("power_limit_w") for card in cards],
-        engine_version=engine.get("version"),
+        engine_version=engine.get("version") or version,
         engine_digest=engine.get("fingerprint"),
         model_digest=model.get("fingerprint"),
         cpu=processor(),

@@ -34,7 +34,7 @@ def test_first_deploy_serves_and_is_promoted(node):
     node.first.succeeded()
     node.serves(node.current)
     assert node.state(node.current) == "promoted"
-    (run,) = node.ledger("run")
+    run = node.ledger("run")[0]
     assert run["counts"]["failed"] == 0
     assert run["metrics"]["output_tok_s"] > 1
     answer = node.chat()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ansible.module_utils import sglang_variant_resolve
-from ansible.module_utils.sglang_variant_schema import VariantError, matches
+from ansible.module_utils.sglang_variant_schema import VariantError, check_dotted, matches
 
 
 def resolve(name, catalogue, base=None, overrides=None, engine="0.5.9", host=None):
@@ -237,3 +237,11 @@ def test_force_turns_errors_into_warnings_and_says_so():
     forced = sglang_variant_resolve.refused(findings, True)
     assert [item["level"] for item in forced] == ["warning", "info"]
     assert forced[0]["message"] == "A. Overridden by force."
+
+
+def test_dots_and_brackets_after_the_name_of_a_dict_are_found():
+    names = ["sglang_variant_overrides[nccl]['NCCL_ALGO']", "sglang_variant_base.args", "ansible_eth0.100", "plain", 7]
+    found = check_dotted(names, {"sglang_variant_overrides": {}, "sglang_variant_base": {}, "plain": 1}.__contains__)
+    assert [item["rule"] for item in found] == ["dotted-name"] * 2
+    assert """'{"sglang_variant_base": {"args": "..."}}'""" in found[0]["advice"]
+    assert """'{"sglang_variant_overrides": {"nccl": {"NCCL_ALGO": "..."}}}'""" in found[1]["advice"]

@@ -57,7 +57,7 @@ options:
       - Relative standard deviation of the figures from one start of the same release to the next. Runs of one start
         share it, so that repeating them does not average it out.
     type: float
-    default: 0.005
+    default: 0.003
   design:
     description: C(stored) for independent runs; C(interleaved) where both releases were started in turn in this run.
     type: str

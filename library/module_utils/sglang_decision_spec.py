@@ -17,7 +17,7 @@ ARGUMENTS = {
         "default": {"decode_tok_s_p50": -0.02, "ttft_ms_p50": 0.1, "known_answers": -0.02},
     },
     "false_alarm": {"type": "float", "default": 0.01},
-    "start_spread": {"type": "float", "default": 0.005},
+    "start_spread": {"type": "float", "default": 0.003},
     "design": {"type": "str", "choices": ["stored", "interleaved"], "default": "stored"},
     "budget": {"type": "float", "default": 900},
     "on_inconclusive": {"type": "str", "choices": ["keep", "rollback"], "default": "rollback"},

@@ -29,7 +29,7 @@ def metric_line(entry, confidence):
     if entry["effect"] is not None:
         points = " of all questions" if entry["unit"] == "share" else ""
         interval = f"{percent(entry['low'])} to {percent(entry['high'])} at {confidence:.2%}"
-        text += f", {percent(entry['effect'])}{points} [{interval}]"
+        text += f", {percent(entry['effect'])}{points} [{interval}; {percent(entry['worst'])} at worst at 95%]"
     text += f", a loss is {entry['threshold']:+.0%}: {entry['verdict']}"
     return text + "".join(f"; {note}" for note in entry["notes"])
 

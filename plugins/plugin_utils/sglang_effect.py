@@ -17,7 +17,7 @@ from scipy.special import stdtr, stdtrit
 
 # A run further from the median of its side than so many robust standard deviations is set aside, at most one a side.
 # Chosen by simulation: of ten runs with normal noise one is set aside in under 1 % of the cases.
-OUTLIER = 6.0
+OUTLIER = 8.0
 # With fewer runs a side nobody can tell which one is the odd one out.
 FEWEST_FOR_OUTLIER = 4
 # A side needs so many runs for a verdict.

@@ -23,6 +23,9 @@ FALSE_ALARM = 0.01
 FIRST_LOOK, NEXT_LOOK = 0.75, 0.25
 # Further looks would ask for intervals so sure that they say nothing.
 MOST_LOOKS = 6
+# A loss as large as the threshold is excluded with this confidence, one-sided. It is less than that of a rollback:
+# an equal release that cannot be told from a slightly worse one would otherwise be measured for ever.
+EXCLUDED = 0.95
 BETTER, EQUAL, WORSE = "better", "equal", "worse"
 INCONCLUSIVE, NOT_COMPARABLE, FIRST = "inconclusive", "not comparable", "first"
 PROMOTE, ROLLBACK, MEASURE, RECORD = "promote", "rollback", "measure", "record"
@@ -82,11 +85,13 @@ def comparable(candidate, baseline):
     return [run for run in candidate if not why_not(newest, run)], kept, []
 
 
-def verdict_of(found, threshold):
+def verdict_of(found, worst, threshold):
     """Return the verdict on one effect ``{effect, low, high}`` in the unit of ``threshold``, whose sign is a loss.
 
+    :param worst: the effect that is as bad as it may be at the confidence :data:`EXCLUDED`.
+
     ``worse``: the interval excludes "no change" and the effect reaches the threshold. ``better`` likewise on the other
-    side. ``equal``: the interval excludes a loss as large as the threshold. Everything else is ``inconclusive``.
+    side. ``equal``: a loss as large as the threshold is excluded. Everything else is ``inconclusive``.
     """
     sign = -1.0 if threshold > 0 else 1.0
     gain = sign * found["effect"]
@@ -96,7 +101,7 @@ def verdict_of(found, threshold):
         return WORSE
     if low > 0 and gain >= margin:
         return BETTER
-    return EQUAL if low > -margin else INCONCLUSIVE
+    return EQUAL if sign * worst > -margin else INCONCLUSIVE
 
 
 def _side(values, starts, center):
@@ -116,16 +121,27 @@ def _entry(name, threshold, sides, ratio):
         "effect": None,
         "low": None,
         "high": None,
+        "worst": None,
         "candidate": candidate,
         "baseline": baseline,
         "notes": [],
     }
 
 
-def _numbers(entry, found, ratio):
-    for key in ("effect", "low", "high"):
-        value = math.expm1(found[key]) if ratio and found[key] < 700 else found[key]
-        entry[key] = round(value, 6)
+def _conclude(entry, estimate, confidence, ratio):
+    """Fill in the numbers and the verdict of one metric, and return the effect at ``confidence``.
+
+    :param estimate: function of a confidence that returns ``{effect, low, high}``.
+    """
+    threshold = entry["threshold"]
+    found = estimate(confidence)
+    wide = estimate(2 * EXCLUDED - 1)
+    numbers = {**found, "worst": wide["high"] if threshold > 0 else wide["low"]}
+    entry["verdict"] = verdict_of(found, numbers["worst"], math.log1p(threshold) if ratio else threshold)
+    for key in ("effect", "low", "high", "worst"):
+        # An interval of three runs may be too wide for a float.
+        entry[key] = round(math.expm1(min(numbers[key], 300.0)) if ratio else numbers[key], 6)
+    return found
 
 
 def _values(runs, name):
@@ -146,9 +162,7 @@ def judge_stored(name, threshold, candidate, baseline, confidence, between):
         return entry
     logs = [[math.log(value) for value in values] for values in (new, old)]
     starts = (len(set(new_starts)), len(set(old_starts)))
-    found = effects.independent(*logs, confidence, between, starts)
-    _numbers(entry, found, True)
-    entry["verdict"] = verdict_of(found, math.log1p(threshold))
+    found = _conclude(entry, lambda level: effects.independent(*logs, level, between, starts), confidence, True)
     for word, values, odd in zip(("candidate", "baseline"), (new, old), found["set_aside"]):
         if odd is not None:
             entry["notes"].append(
@@ -175,15 +189,13 @@ def judge_interleaved(name, threshold, candidate, baseline, confidence):
         for value, mark in zip(values, marks):
             by_start.setdefault(mark, (label, []))[1].append(math.log(value))
     order = sorted(by_start)
+    centers = [statistics.median(by_start[mark][1]) for mark in order]
+    labels = [by_start[mark][0] for mark in order]
     try:
-        found = effects.interleaved(
-            [statistics.median(by_start[mark][1]) for mark in order], [by_start[mark][0] for mark in order], confidence
-        )
+        found = _conclude(entry, lambda level: effects.interleaved(centers, labels, level), confidence, True)
     except ValueError as error:
         entry["notes"].append(str(error))
         return entry
-    _numbers(entry, found, True)
-    entry["verdict"] = verdict_of(found, math.log1p(threshold))
     entry["notes"].append(f"drift from the first to the last start {math.expm1(found['drift']):+.1%}, taken out")
     return entry
 
@@ -206,9 +218,8 @@ def judge_score(threshold, candidate, baseline, confidence):
         )
         return entry
     # Greedy answers repeat themselves to the last one, which must not make a quarter of a question certain.
-    found = effects.independent(*shares, confidence, resolution=0.25 / candidate[-1]["asked"])
-    _numbers(entry, found, False)
-    entry["verdict"] = verdict_of(found, threshold)
+    resolution = 0.25 / candidate[-1]["asked"]
+    _conclude(entry, lambda level: effects.independent(*shares, level, resolution=resolution), confidence, False)
     return entry
 
 

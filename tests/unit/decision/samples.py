@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+RUN = {"id": "r1", "user": "operator", "controller": "ops1"}
+CANDIDATE, BASELINE = ("20260101T000000Z-fewchan-000000000000", "20260101T000000Z-baseline-000000000000")
 FINGERPRINT = {
     "gpu_names": ["NVIDIA RTX PRO 6000 Blackwell"] * 8,
     "gpu_count": 8,
@@ -50,3 +54,17 @@ def scores(shares, asked=100, start=1, digest="q1"):
     return [
         {"start": start, "asked": asked, "right": round(share * asked), "questions_digest": digest} for share in shares
     ]
+
+
+def ledger(root, events):
+    """Write a ledger as the modules do."""
+    lines = [json.dumps({"schema": 1, "time": "t", "release": None, "variant": None, **event}) for event in events]
+    root.mkdir(exist_ok=True)
+    (root / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def measured(variant, speed, run_id="r0", **changes):
+    """Return the ledger's line of a run."""
+    item = run(variant, speed, **changes)
+    server = {"derived": {"accept_length": item.pop("accept", None)}}
+    return {**item, "event": "run", "run": run_id, "server": server, "elapsed": 2.5}

@@ -125,7 +125,7 @@ def test_lines_hold_the_numbers():
     assert first == "same conditions on both sides, fingerprint None"
     assert verdict.startswith(f"worse: fewchan_fusion ({ARGS['release']}) against baseline (")
     assert "70 tok/s (5 runs, 1 start) against 80 tok/s (5 runs, 1 start), -12.5% [-12." in decode
-    assert "at 99.25%]" in decode and decode.endswith("a loss is -2%: worse")
+    assert "at 99.25%; -12.7% at worst at 95%]" in decode and decode.endswith("a loss is -2%: worse")
     assert ttft.startswith("time to first token: 100.2 ms") and ttft.endswith("a loss is +10%: equal")
     assert "interaction -16.3%" in effects
     assert event["attribution"]["missing"] == []

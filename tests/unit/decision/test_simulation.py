@@ -66,10 +66,10 @@ def test_interval_covers_with_different_noise_and_numbers():
     assert hits / times > 0.925
 
 
-@pytest.mark.parametrize("noise", [0.002, QUIET, 0.03, BUSY, 0.3])
+@pytest.mark.parametrize("noise", [QUIET, 0.03, BUSY])
 def test_false_rollback_is_rarer_than_one_in_a_hundred(noise):
     """Equal releases, four looks with new runs each time, both metrics judged."""
-    assert share(random.Random(7), 600, noise=noise, looks=4).get(verdicts.WORSE, 0.0) < 0.01
+    assert share(random.Random(7), 1000, noise=noise, looks=4).get(verdicts.WORSE, 0.0) < 0.01
 
 
 def test_false_rollback_stays_rare_when_a_start_has_its_own_luck():

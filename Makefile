@@ -25,11 +25,11 @@ help: ## print this list
 
 ## --- the deployment
 
-.PHONY: canary deploy rollback status benchmark precheck explain prune stop destroy
+.PHONY: canary deploy rollback status benchmark precheck explain prune report stop destroy
 deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
 	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
 
-rollback status benchmark precheck prune stop: controller
+rollback status benchmark precheck prune report stop: controller
 	$(PLAYBOOK) $@.yml $(EXTRA)
 
 canary: controller ## try VARIANT with dummy weights beside the live server; switches nothing
@@ -43,6 +43,7 @@ status: ## show release, variant, state, health and endpoint
 benchmark: ## measure the running server
 precheck: ## read the host and say what stands in the way
 prune: ## delete old and unfinished releases
+report: ## write report/report.html: what was served, measured and decided
 stop: ## stop the server
 
 destroy: controller ## stop the embedded server and remove everything it has on this machine

@@ -134,3 +134,25 @@ def test_0_5_9_is_refused_with_the_facts_and_the_ways_out(host):
     status, verdict, output = host.precheck(sglang_engine_version="0.5.9", sglang_patches_allow_experimental="true")
     assert status == 0 and verdict["ok"], output
     assert "it then admits 9.0, 10.0, 12.0" in finding(verdict, "patch-fits", "flashinfer_sm120_gate")
+
+
+def test_0_5_10_is_refused_also_where_experimental_patches_are_allowed(host):
+    host.install("sglang", "0.5.10.post1")
+    host.install("flashinfer-python", "0.6.7.post3")
+    allowed = {"sglang_engine_version": "0.5.10.post1", "sglang_patches_allow_experimental": "true"}
+    status, verdict, output = host.precheck(**allowed)
+    assert status != 0 and verdict["failures"] == ["fusion-gate", "patch-refused"], output
+    for rule in verdict["failures"]:
+        told = finding(verdict, rule)
+        for words in (
+            "NVLink multicast, which no SM12x card has",
+            "would then lack its all-reduces",
+            "0.5.20",
+            "pcie_ipc",
+        ):
+            assert words in told
+        assert "allow the experimental" not in told
+
+    # Lint goes by the pin and can be forced; what is installed is judged all the same.
+    status, verdict, output = host.precheck(**allowed, sglang_force="true")
+    assert status != 0 and verdict["failures"] == ["patch-refused"], output

@@ -61,6 +61,8 @@ def make_node(scratch, engine, supervisor):
             "sglang_server_stop_timeout": 10,
             "sglang_benchmark_requests": 4,
             "sglang_benchmark_warmup": 1,
+            # One run decides nothing; test_decisions.py asks for more.
+            "repeats": 1,
             "sglang_benchmark_output_tokens": 8,
         }
         node = Node(root, **{**settings, **variables})

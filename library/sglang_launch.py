@@ -10,8 +10,9 @@ module: sglang_launch
 short_description: Write launch.json, the launcher and the unit or program of a release
 description:
   - Builds the command line of C(sglang.launch_server) and writes every file that starts it into the release.
-  - The unit and the supervisor program run the same launcher, which reads C(launch.json) and replaces itself by its
-    command with exactly its environment. No value passes through the quoting of a unit file.
+  - The unit and the supervisor program run the same C(watch.py), the parent of the server, which decides about restarts.
+    It starts C(launch.py), which reads C(launch.json) and replaces itself by its command with exactly its environment.
+    No value passes through the quoting of a unit file.
   - With an API key the release also gets C(serve.py), which hands the key to the server inside the process. The key
     is in no command line, environment, log, nor in any file but the key file.
 options:
@@ -99,6 +100,29 @@ options:
     description: Size in MiB at which supervisor rotates the log of a running server.
     type: int
     default: 100
+  restart_limit:
+    description:
+      - How often a promoted release is started again after a death of the server, in O(restart_minutes); 0 is never. A
+        release that is not promoted is never started again, nor one that was stopped, nor while somebody has the
+        deploy lock.
+    type: int
+    default: 3
+  restart_minutes:
+    description: Minutes in which O(restart_limit) counts.
+    type: int
+    default: 120
+  restart_on_hang:
+    description: Whether a server that lives and makes no token counts as dead; else it is only an alarm.
+    type: bool
+    default: false
+  probe_interval:
+    description: Seconds without a sign of tokens after which the server is asked for two; 0 never asks.
+    type: int
+    default: 15
+  hang_seconds:
+    description: Seconds without any token after that question which make a hang.
+    type: int
+    default: 30
   api_key:
     description: API key that clients must send; kept in C(<root>/secrets/api_key), readable by O(user) alone.
     type: str
@@ -161,7 +185,7 @@ files:
   returned: success
   type: list
   elements: str
-  sample: [launch.json, launch.py, supervisor.conf]
+  sample: [launch.json, launch.py, watch.py, policy.py, probe.py, signatures.py, supervisor.conf]
 written:
   description: Those of RV(files) that were written, or would be in check mode.
   returned: success
@@ -297,6 +321,11 @@ def main():
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]
     try:
+            "restart_limit": {"type": "int", "default": 3},
+            "restart_minutes": {"type": "int", "default": 120},
+            "restart_on_hang": {"type": "bool", "default": False},
+            "probe_interval": {"type": "int", "default": 15},
+            "hang_seconds": {"type": "int", "default": 30},
         if provider == "systemd":
             # Here already, while the server before still runs.
             host = Systemd(params["root"], params["unit"], module.run_command, params["install_unit"])

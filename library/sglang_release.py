@@ -185,6 +185,9 @@ info:
     problems:
       description: Torn manifests, torn ledger lines, foreign directories and links, as texts.
       type: list
+    restarts:
+      description: The last five restarts of the current release by its watch.py, as the ledger has them.
+      type: list
 release:
   description: The release after the state was reached, or null.
   returned: always

@@ -6,7 +6,13 @@ import inspect
 import json
 import re
 
-from ansible.module_utils import sglang_launch_watch, sglang_launcher
+from ansible.module_utils import (
+    sglang_launch_policy,
+    sglang_launch_probe,
+    sglang_launch_watch,
+    sglang_launcher,
+    sglang_watch_signatures,
+)
 from ansible.module_utils.sglang_api_key import API_KEY_ENV
 from ansible.module_utils.sglang_managed_flags import MANAGED
 from ansible.module_utils.sglang_proc import MARKER
@@ -22,6 +28,13 @@ _LEADING = (
     "host",
     "port",
 )
+# The programs of a release that are modules here, by the name that they have there.
+BESIDE = {
+    "watch": sglang_launch_watch,
+    "policy": sglang_launch_policy,
+    "probe": sglang_launch_probe,
+    "signatures": sglang_watch_signatures,
+}
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -125,6 +138,10 @@ def launch_dict(params):
         "served_model_name": params["served_model_name"] or params["model_path"],
         "tp_size": int(params["tp_size"]),
         "log": f"{release}/logs/server.log",
+        "watch": {
+            **{name: params[name] for name in ("restart_limit", "restart_minutes", "restart_on_hang")},
+            **{name: params[name] for name in ("probe_interval", "hang_seconds", "log_keep")},
+        },
         "expect": {
             "env": {str(name): str(value) for name, value in params["expect_env"].items()},
             "packages": params["expect_packages"],
@@ -142,7 +159,7 @@ def launch_files(launch, provider, unit, stop_timeout, log_keep, log_max_mb):
     files = {
         "launch.json": json.dumps(launch, indent=2, ensure_ascii=False) + "\n",
         "launch.py": sglang_launcher.LAUNCH_PY,
-        "watch.py": inspect.getsource(sglang_launch_watch),
+        **{f"{name}.py": inspect.getsource(source) for name, source in BESIDE.items()},
     }
     if API_KEY_ENV in launch["env"]:
         files["serve.py"] = sglang_launcher.SERVE_PY

@@ -1,37 +1,54 @@
-"""Watch a server's workers from beside it: the program ``watch.py`` of a release.
+"""Start a server and stay beside it: the program ``watch.py`` of a release, which unit and supervisor program run.
 
-SGLang 0.5.9 does not notice that a scheduler died: the parent lives on and answers nobody. This program sees it from
-the processes alone. It asks the server nothing, so it neither disturbs a measurement nor takes a busy server for a dead
-one. What it sees is in ``run/health.json`` and in the ledger. It lives and ends with the server, restarts nothing, and
-needs the standard library only.
+It is the parent of the server and outlives it, under every service manager alike. It sees what SGLang itself does not:
+a scheduler that died under a living parent (0.5.9), a server that hangs with all its processes alive. Whether it starts
+the server again is decided at the moment of the death and from what is on disk then: only a promoted release that is
+current and that nobody stopped, never under the deploy lock, and only so many times in so many minutes. What it sees
+and does is in ``run/health.json`` and in the ledger. Standard library only, and ``policy.py``, ``probe.py`` and
+``signatures.py`` of the same release.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import fcntl
+import glob
 import json
 import os
+import resource
 import signal
+import stat as modes
+import subprocess
 import sys
 import time
+import traceback
+
+try:
+    from ansible.module_utils import sglang_launch_policy as policy
+    from ansible.module_utils import sglang_launch_probe as probe
+except ImportError:  # in a release, where they lie beside this file
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import policy
+    import probe
 
 INTERVAL = 5.0
 # A server that stops ends its workers first: only a death that lasts is one under a living parent.
 CONFIRM = 10.0
+PAUSE = 2.0
 TITLES = ("sglang::schedul", "sglang::detoken")  # as the kernel cuts them
-PR_SET_PDEATHSIG = 1
+MARKER = "SGLANG_DEPLOY_RELEASE"
 
 
 def stat_of(pid, proc="/proc"):
-    """Return ``(name, state, ppid, start in ticks)`` of a process, or None where it is gone."""
+    """Return ``(name, state, ppid, start in ticks, pgid)`` of a process, or None where it is gone."""
     try:
         with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as handle:
             head, _, tail = handle.read().rpartition(")")
     except OSError:
         return None
     field = tail.split()
-    return (head.partition("(")[2], field[0], int(field[1]), int(field[19])) if field else None
+    return (head.partition("(")[2], field[0], int(field[1]), int(field[19]), int(field[2])) if field else None
 
 
 def lives(pid, start):
@@ -40,23 +57,29 @@ def lives(pid, start):
     return found is not None and found[3] == start and found[1] not in "ZX"
 
 
-def workers(server):
-    """Return ``{(pid, start): title}`` of the living schedulers and detokenizers below a server."""
+def below(server):
+    """Return ``{(pid, start): name}`` of the living processes below a server."""
     table = {int(name): stat_of(name) for name in os.listdir("/proc") if name.isdigit()}
     found = {}
     for pid, stat in table.items():
-        if not stat or not stat[0].startswith(TITLES) or stat[1] in "ZX":
-            continue
-        above = stat[2]
-        while above != server and table.get(above):
-            above = table[above][2]
-        if above == server:
+        above = stat and stat[1] not in "ZX" and stat[2]
+        while above and above != server:
+            above = table[above][2] if table.get(above) else None
+        if above:
+            found[(pid, stat[3])] = stat[0]
+    return found
+
+
+def workers(children):
+    """Return ``{(pid, start): title}`` of the schedulers and detokenizers among the processes of :func:`below`."""
+    found = {}
+    for (pid, start), name in children.items():
+        if name.startswith(TITLES):
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as handle:
-                    title = handle.read().split(b"\0")[0].decode("utf-8", "replace").strip()
+                    found[(pid, start)] = handle.read().split(b"\0")[0].decode("utf-8", "replace").strip() or name
             except OSError:
                 continue
-            found[(pid, stat[3])] = title or stat[0]
     return found
 
 
@@ -66,25 +89,28 @@ def now():
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}Z"
 
 
-def note(release, data):
-    """Replace ``run/health.json``; a full disk is no reason to end."""
-    path = os.path.join(release, "run", "health.json")
+def write_json(path, data):
+    """Replace a file; a full disk is no reason to end. The server's account may own the folder: no link is followed."""
+    temporary = f"{path}.{os.getpid()}.new"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path + ".new", "w", encoding="utf-8") as handle:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             json.dump(data, handle, indent=1)
-        os.replace(path + ".new", path)
+        os.replace(temporary, path)
     except OSError as problem:
         print(f"watch.py: {path}: {problem}", file=sys.stderr)
 
 
 def record(release, event):
-    """Append one line to the ledger of the root; the server's account may not be allowed to, and health.json stays."""
+    """Append one line to the ledger of the root."""
     line = {"schema": 1, "time": now(), "run": None, "user": None, "controller": None, "variant": None}
     line.update(event, release=os.path.basename(release))
     path = os.path.join(os.path.dirname(os.path.dirname(release)), "ledger.jsonl")
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             data = (json.dumps(line, sort_keys=True) + "\n").encode("ascii")
@@ -103,43 +129,268 @@ def record(release, event):
         print(f"watch.py: {path}: {problem}", file=sys.stderr)
 
 
-def watch(server, release, interval=INTERVAL, confirm=CONFIRM):
-    """Look every INTERVAL seconds until the server process ends.
+def rotate(log, keep):
+    """Move ``server.log`` to ``.1`` and so on, as the service module does at its start: each start has its own log."""
+    for number in range(max(keep, 1) - 1, 0, -1):
+        if os.path.lexists(f"{log}.{number}"):
+            os.replace(f"{log}.{number}", f"{log}.{number + 1}")
+    if os.path.lexists(log):
+        os.replace(log, f"{log}.1")
 
-    :param server: its pid.
+
+def fresh_log(log, keep):
+    """Begin a new log for the next start; where it cannot be had the old one goes on."""
+    piped = modes.S_ISFIFO(os.fstat(1).st_mode)
+    try:
+        with open(f"/proc/{os.getppid()}/cmdline", "rb") as handle:
+            supervised = b"supervisord" in handle.read()
+        if piped and not supervised:
+            return
+        owner = os.stat(os.path.dirname(log))
+        rotate(log, keep)
+        if piped:
+            # supervisord writes the log itself; this makes it open its files anew.
+            os.kill(os.getppid(), signal.SIGUSR2)
+            end = time.monotonic() + 5
+            while not os.path.exists(log) and time.monotonic() < end:
+                time.sleep(0.02)
+            return
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    except OSError as problem:
+        print(f"watch.py: {log}: {problem}", file=sys.stderr)
+
+
+def clear(release, seconds=10.0):
+    """Kill what is left of a release's processes, and remove what its workers wrote about their imports."""
+    needle = f"{MARKER}={release}".encode()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rest = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/environ", "rb") as handle:
+                    if needle in handle.read().split(b"\0") and (stat_of(name) or "XX")[1] not in "ZX":
+                        rest.append(int(name))
+            except OSError:
+                continue
+        if not rest:
+            break
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    for path in glob.glob(os.path.join(glob.escape(release), "run", "imports-*.json")):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def stacks(python, pids, folder):
+    """Write the stacks of processes with the engine's py-spy, where it has one; return the file or an empty text."""
+    spy = os.path.join(os.path.dirname(python), "py-spy")
+    if not os.access(spy, os.X_OK):
+        return ""
+    path = os.path.join(folder, time.strftime("stacks-%Y%m%dT%H%M%SZ.txt", time.gmtime()))
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o640)
+        with os.fdopen(descriptor, "ab") as handle:
+            dumps = [subprocess.Popen([spy, "dump", "--pid", str(pid)], stdout=handle, stderr=handle) for pid in pids]
+            end = time.monotonic() + 15
+            for dump in dumps:
+                try:
+                    dump.wait(max(0.1, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    dump.kill()
+                    dump.wait()
+    except OSError:
+        return ""
+    return path
+
+
+class Watch:
+    """The life of one server and of those that follow it.
+
     :param release: absolute path of the release.
-    :param confirm: seconds that a death must last under a living server before it is reported.
     """
-    begin = stat_of(server)
-    if begin is None:
+
+    def __init__(self, release):
+        self.release, self.root = release, os.path.dirname(os.path.dirname(release))
+        self.launch = policy.read_json(os.path.join(release, "launch.json"))
+        self.settings = self.launch.get("watch") or {}
+        self.restarts, self.history = [], []
+        self.server, self.begin, self.stopping = None, 0, False
+        self.code, self.reason, self.waited = 0, {}, ""
+
+    def note(self, state, text="", **more):
+        """Write ``run/health.json``."""
+        pid = self.server.pid if self.server else None
+        data = {"schema": 1, "state": state, "server": {"pid": pid, "start": self.begin}, "since": now(), "text": text}
+        data.update(more, watch=os.getpid(), restarts=self.history[-10:])
+        write_json(os.path.join(self.release, "run", "health.json"), data)
+
+    def spawn(self):
+        """Start the server; a session of its own makes its processes one group, which this one is not part of."""
+        env = {MARKER: self.release, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+        command = [sys.executable, "-I", "-S", os.path.join(self.release, "launch.py"), str(os.getpid())]
+        self.server = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.begin = (stat_of(self.server.pid) or (0, 0, 0, 0))[3]
+        self.known, self.died, self.told, self.first, self.hung = {}, {}, set(), {}, 0.0
+        self.probe, self.oom = probe.Probe(self.launch), policy.oom_kills()
+
+    def run(self):
+        """Start the server and stay until it is to be left alone; never returns."""
+        # Whoever starts the service wants it to run, whatever was wanted before.
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.root, "stopped"))
+        awaited = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+        self.spawn()
+        self.note("watching")
+        while True:
+            got = signal.sigtimedwait(awaited, self.settings.get("look_seconds", INTERVAL))
+            if got is not None and got.si_signo != signal.SIGCHLD:
+                self.stopping = True
+                if self.server:
+                    self.server.terminate()
+            if self.server and self.server.poll() is not None:
+                self.ended(self.server.returncode)
+            if self.stopping:
+                if not self.server:
+                    sys.exit(0)
+            elif not self.server:
+                self.decide()
+            else:
+                try:
+                    self.look()
+                except Exception:  # a fault of this program must not end a server that serves
+                    traceback.print_exc()
+
+    def ended(self, code):
+        """Note why the server ended."""
+        self.reason = policy.reason_of(self.launch["log"], code, self.first)
+        if (policy.oom_kills() or 0) > (self.oom or 0):
+            self.reason["reason"] += "; the kernel's OOM killer has killed a process meanwhile"
+        self.code, self.server, self.waited = code, None, ""
+
+    def decide(self):
+        """Restart, wait, or end in the way the server ended."""
+        what, why = policy.verdict(self.release, self.settings, self.restarts)
+        text = self.reason["reason"]
+        if what == "wait":
+            if why != self.waited:
+                self.note("down", f"{text}. {why} and is waited for", reason=self.reason)
+                self.waited = why
+        elif what == "leave":
+            if not os.path.exists(os.path.join(self.root, "stopped")):
+                way = f"It stays down: {why}. Way out: {self.reason['advice']}; deploy.yml starts it again"
+                self.note("down", f"{text}. {way}", reason=self.reason)
+                record(self.release, dict(self.reason, event="alarm", kind="server_died", why=why))
+            self.leave()
+        else:
+            self.restart()
+
+    def leave(self):
+        """End as the server ended, so that the service manager shows it."""
+        if self.code < 0:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            with contextlib.suppress(OSError):
+                signal.signal(-self.code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-self.code})
+            os.kill(os.getpid(), -self.code)
+        sys.exit(self.code)
+
+    def restart(self):
+        """Start the server anew: no process of the one before, a log of its own, and nobody with the lock."""
+        if signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, self.settings.get("pause_seconds", PAUSE)):
+            sys.exit(0)
+        clear(self.release)
+        # A run that takes the lock from here on finds the new server, or none that could still come.
+        with guarded(self.root):
+            what, why = policy.verdict(self.release, self.settings, self.restarts)
+            if what != "restart":
+                return
+            fresh_log(self.launch["log"], self.settings.get("log_keep", 5))
+            self.restarts.append(time.monotonic())
+            self.spawn()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
+            group = {"pgid": self.server.pid, "start": self.begin, "boot_id": handle.read().strip()}
+        write_json(os.path.join(self.release, "run", "service.json"), group)
+        self.history.append(dict(self.reason, time=now(), pid=self.server.pid, number=why))
+        self.note("restarting", f"{self.reason['reason']}. {why}; it does not serve yet", reason=self.reason)
+        record(self.release, dict(self.reason, event="restart", pid=self.server.pid, why=why))
+
+    def look(self):
+        """Look at the living server once."""
+        children = below(self.server.pid)
+        self.known.update(workers(children))
+        for key in self.known:
+            if key not in self.died and not lives(*key):
+                self.died[key] = (time.monotonic(), now())
+        confirm = self.settings.get("confirm_seconds", CONFIRM)
+        lasting = {key for key, (since, _at) in self.died.items() if time.monotonic() - since >= confirm} - self.told
+        # The server may have ended since the look began: then this was its stop.
+        if lasting and self.server.poll() is None and lives(self.server.pid, self.begin):
+            self.dead(lasting)
+        if self.told:
+            self.give_up()
+            return
+        loading = not self.probe.served
+        compiling = not probe.COMPILERS.isdisjoint(children.values())
+        text = self.probe.look(compiling, not policy.holder(self.root))
+        if loading and self.probe.served and self.restarts:
+            self.note("watching")
+        if text and not self.hung:
+            self.hung = time.monotonic()
+            pids = [self.server.pid, *(pid for pid, _start in self.known)]
+            where = stacks(self.launch["argv"][0], pids, os.path.dirname(self.launch["log"]))
+            text = f"all processes live and the server hangs: {text}" + (f"; stacks: {where}" if where else "")
+            self.note("hung", text)
+            self.alarm("hung", text)
+            self.first = {"process": "server", "text": text, "signature": "generation_dead"}
+        elif self.hung and self.probe.tokens > self.hung:
+            self.hung, self.first = 0.0, {}
+            self.note("watching")
+            self.alarm("recovered", "tokens flow again")
+        if self.hung and self.settings.get("restart_on_hang"):
+            self.give_up()
+
+    def alarm(self, kind, text):
+        """Tell the ledger about a server that lives."""
+        record(self.release, {"event": "alarm", "kind": kind, "pid": self.server.pid, "reason": text})
+
+    def dead(self, lasting):
+        """Report workers that died under the living server."""
+        self.told |= lasting
+        dead = [{"pid": key[0], "title": self.known[key], "time": self.died[key][1]} for key in sorted(self.told)]
+        names = ", ".join(f"{item['title']} (pid {item['pid']}) at {item['time']}" for item in dead)
+        text = f"{names} died and the server process {self.server.pid} lives on; it cannot serve any more"
+        self.note("worker_died", text, dead=dead)
+        record(self.release, {"event": "worker_died", "pid": self.server.pid, "dead": dead})
+        self.first = {"process": dead[0]["title"], "text": text}
+
+    def give_up(self):
+        """End a server that is of no use any more, where a restart follows."""
+        if policy.verdict(self.release, self.settings, self.restarts)[0] == "restart":
+            self.server.kill()
+
+
+@contextlib.contextmanager
+def guarded(root):
+    """Keep everybody from taking the deploy lock for a moment, as :mod:`sglang_lock` does."""
+    try:
+        descriptor = os.open(os.path.join(root, ".lock.guard"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
         return
-    data = {"schema": 1, "state": "watching", "server": {"pid": server, "start": begin[3]}, "since": now(), "text": ""}
-    note(release, data)
-    known, died, told = {}, {}, set()
-    while lives(server, begin[3]):
-        known.update(workers(server))
-        for key in known:
-            if key not in died and not lives(*key):
-                died[key] = (time.monotonic(), now())
-        lasting = {key for key, (since, _at) in died.items() if time.monotonic() - since >= confirm} - told
-        # The server may have ended since the loop began: then this was its stop.
-        if lasting and lives(server, begin[3]):
-            told |= lasting
-            dead = [{"pid": key[0], "title": known[key], "time": died[key][1]} for key in sorted(told)]
-            names = ", ".join(f"{item['title']} (pid {item['pid']}) at {item['time']}" for item in dead)
-            text = f"{names} died and the server process {server} lives on; it cannot serve any more"
-            note(release, dict(data, state="worker_died", since=dead[0]["time"], dead=dead, text=text))
-            record(release, {"event": "worker_died", "pid": server, "dead": dead})
-        time.sleep(interval)
-
-
-def main():
-    """Watch the parent process; end with it at once, whatever ends it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    server = int(sys.argv[1])
-    if os.getppid() == server:
-        watch(server, os.path.dirname(os.path.abspath(__file__)))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":
-    main()
+    Watch(os.path.dirname(os.path.abspath(__file__))).run()

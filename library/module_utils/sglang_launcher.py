@@ -1,8 +1,8 @@
-"""Sources of the two small programs that a release holds, and the unit or program that runs the first of them.
+"""Sources of the two small programs that a release holds, and the unit or program that runs it.
 
-``launch.py`` is the one command of every service manager: it replaces itself by the command of ``launch.json`` with
-exactly that environment, so no value ever passes through the quoting of a unit file and nothing leaks from the shell
-that started it.
+``watch.py`` is the one command of every service manager. It starts ``launch.py``, which replaces itself by the command
+of ``launch.json`` with exactly that environment and account, so no value ever passes through the quoting of a unit file
+and nothing leaks from the shell that started it.
 ``serve.py`` exists only with an API key: it gives the server the key inside the process.
 """
 
@@ -16,12 +16,14 @@ import json
 import os
 import pwd
 import resource
+import signal
+import sys
 
 here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "launch.json"), encoding="utf-8") as handle:
     launch = json.load(handle)
 argv = launch["argv"]
-account = pwd.getpwuid(os.getuid())
+account = pwd.getpwnam(launch["user"]) if launch.get("user") else pwd.getpwuid(os.getuid())
 env = {
     "PATH": os.path.dirname(argv[0]) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": account.pw_dir,
@@ -33,14 +35,19 @@ env.update(launch["env"])
 for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK):
     hard = resource.getrlimit(limit)[1]
     resource.setrlimit(limit, (hard, hard))
+if os.getuid() == 0 and account.pw_uid:
+    os.initgroups(account.pw_name, account.pw_gid)
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
 os.chdir(launch["cwd"])
-watch = os.path.join(here, "watch.py")
-if os.path.exists(watch) and not os.fork():
-    # Without the marker and in a session of its own: it is no process of the server, and the kernel ends it with it.
-    os.setsid()
-    for stream in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-    os.execve(argv[0], [argv[0], "-I", "-S", watch, str(os.getppid())], {"PATH": env["PATH"], "LANG": env["LANG"]})
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+if len(sys.argv) > 1:
+    # The kernel ends the server with the watch that started it: nobody would look after it any more.
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("error: watch.py, which started this, is gone")
 os.execve(argv[0], argv, env)
 '''
 
@@ -82,7 +89,7 @@ if __name__ == "__main__":
 
 def command(python, release):
     """Return the one command that a service manager runs, as a list; -I and -S keep other Python settings out."""
-    return [python, "-I", "-S", f"{release}/launch.py"]
+    return [python, "-I", "-S", f"{release}/watch.py"]
 
 
 def supervisor_program(name, launch, stop_timeout, log_keep, log_max_mb):
@@ -96,15 +103,13 @@ def supervisor_program(name, launch, stop_timeout, log_keep, log_max_mb):
         f"command={shlex.join(command(launch['argv'][0], launch['cwd']))}",
         f"directory={launch['cwd']}",
     ]
-    if launch["user"]:
-        lines.append(f"user={launch['user']}")
     lines += [
-        # A crash while an experiment is judged must be seen, not papered over by a restart.
+        # watch.py decides about restarts, the same under every service manager, and launch.py changes the account.
         "autostart=false",
         "autorestart=false",
         "startretries=0",
         "startsecs=0",
-        # SIGTERM to the server alone lets it drain its requests; what is left after that is killed as a group.
+        # watch.py hands SIGTERM to the server alone, which drains its requests; what is left is killed with it.
         "stopsignal=TERM",
         f"stopwaitsecs={int(stop_timeout)}",
         "stopasgroup=false",
@@ -135,11 +140,13 @@ def systemd_unit(name, launch, stop_timeout):
         f"WorkingDirectory={launch['cwd']}",
     ]
     if launch["user"]:
-        lines.append(f"User={launch['user']}")
+        lines.append(f"# watch.py keeps the ledger and starts the server as {launch['user']}.")
     lines += [
-        # A crash while an experiment is judged must be seen, not papered over by a restart.
+        # watch.py decides about restarts, the same under every service manager.
         "Restart=no",
-        # SIGTERM to the server alone lets it drain its requests; what is left after that is killed with the cgroup.
+        # One worker killed for want of memory is watch.py's to see; systemd would stop the whole unit.
+        "OOMPolicy=continue",
+        # watch.py hands SIGTERM to the server alone, which drains its requests; what is left is killed with the cgroup.
         "KillMode=mixed",
         "KillSignal=SIGTERM",
         "SendSIGKILL=yes",

@@ -158,7 +158,12 @@ class Supervisor:
         return info["pid"] or None, f"{info['statename']} {info['spawnerr'] or info['description']}".strip()
 
     def settle(self):
-        """Nothing is left to do after the processes are gone: the program has no restart."""
+        """Stop the program, whose watch may still be there when the server is gone."""
+        if self._up():
+            try:
+                self._proxy().stopProcess(self.unit)
+            except xmlrpc.client.Fault:
+                pass  # it does not run, or supervisor does not know it yet
 
     def close(self, check_mode=False):
         """End supervisord, which without a server has no work; return whether one ran."""

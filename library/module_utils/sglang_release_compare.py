@@ -185,6 +185,7 @@ def info(params, check):
         "previous": brief_of(root, choose.last_promoted(manifests, (current,))),
         "unfinished": choose.unfinished(manifests),
         "ledger": events[-10:],
+        "restarts": [item for item in events if item["event"] == "restart" and item["release"] == current][-5:],
         "lock": sglang_lock.read(root),
         "problems": problems + torn,
     }

@@ -151,8 +151,15 @@ class Service:
             name = os.path.basename(self.release) if self.release else None
             sglang_ledger.append(self.root, dict({"event": event, "release": name, "run": self.p["run"]}, **more))
 
+    def _wish(self):
+        """Note that what runs is to stop, before it does: watch.py restarts nothing that is stopped on purpose."""
+        if not self.check_mode and os.path.isdir(self.root):
+            note = {"schema": 1, "time": sglang_ledger.utc_now(), "run": self.p["run"].get("id")}
+            write_if_changed(os.path.join(self.root, "stopped"), json.dumps(note) + "\n")
+
     def _terminate(self):
         """Stop all processes of the root; return whether there were any."""
+        self._wish()
         living = self._living()
         self.out["stopped"] = [item["pid"] for item in living]
         if not living or self.check_mode:
@@ -260,7 +267,7 @@ class Service:
             server = self._server() if pid else None
             if server is not None:
                 seen = seen or time.monotonic()
-                if cpu_seconds(pid) >= _SETTLE_CPU_SECONDS or time.monotonic() - seen >= _SETTLE_SECONDS:
+                if cpu_seconds(server["pid"]) >= _SETTLE_CPU_SECONDS or time.monotonic() - seen >= _SETTLE_SECONDS:
                     break
             elif seen or not pid:
                 self._died(self._last_state())

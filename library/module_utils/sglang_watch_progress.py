@@ -144,13 +144,15 @@ def waiting(release):
 
 
 def alarm(release):
-    """Return what the program beside the server has reported of the server that lives now, or None."""
+    """Return what the program beside the server has to say of the server that lives now, or of its death, or None."""
     try:
         with open(os.path.join(release, "run", "health.json"), encoding="utf-8") as handle:
             data = json.load(handle)
-        server = data["server"]
-        reported = data["state"] == "worker_died"
+        server, state, text = data["server"], data["state"], data["text"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    now = state_of(server["pid"])
-    return data["text"] if reported and now is not None and now[1] == server["start"] else None
+    if state == "down":
+        root = os.path.dirname(os.path.dirname(release))
+        return None if os.path.exists(os.path.join(root, "stopped")) else text
+    now = state_of(server["pid"]) if server["pid"] else None
+    return text or None if now is not None and now[1] == server["start"] else None

@@ -132,6 +132,7 @@ def status_lines(info, probe, processes, endpoint):
         f"rollback goes to: {previous.get('id', 'nothing, no other release is promoted')}",
     ]
     lines += [f"alarm: {probe['alarm']}"] if probe.get("alarm") else []
+    lines += [f"restarted at {item['time']}: {item['reason']} ({item['why']})" for item in info.get("restarts", [])]
     lines += [f"drift: {text}" for text in processes.get("drift", [])]
     lines += [f"problem: {text}" for text in info["problems"]]
     lines.append("releases, the newest first:" if info["releases"] else "releases: none")

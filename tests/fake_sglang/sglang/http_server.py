@@ -23,6 +23,7 @@ class State:
         self.lock = threading.Lock()
         self.ready_at = None
         self.served = 0
+        self.answered = 0
         self.running = 0
         self.dead = threading.Event()
 
@@ -133,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
                 (
                     f"sglang:num_running_reqs{labels} {state.running}.0\n"
                     f"sglang:num_queue_reqs{labels} 0.0\n"
-                    f"sglang:generation_tokens_total{labels} {state.served * 8}.0\n"
+                    f"sglang:generation_tokens_total{labels} {state.answered * 8}.0\n"
                     f"sglang:spec_accept_length{labels} {state.script['accept_length']}\n"
                 ).encode(),
                 "text/plain; version=0.0.4",
@@ -190,6 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         if mode == "error":
             self._send(500, {"error": {"message": "scripted failure", "type": "InternalServerError", "code": 500}})
             return
+        with state.lock:
+            state.answered += not warmup
         limit = body.get("sampling_params", body).get("max_new_tokens" if kind == "native" else "max_tokens") or 16
         log(
             "Prefill batch, #new-seq: 1, #new-token: 2, #cached-token: 0, token usage: 0.00, #running-req: 0, "

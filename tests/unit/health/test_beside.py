@@ -1,4 +1,4 @@
-"""The program beside the server: it finds a dead worker under a living parent, and nothing else."""
+"""The program that starts the server and stays beside it: dead workers, hangs, and who is started again when."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ import time
 
 import pytest
 import requests
-from ansible.module_utils import sglang_launch_watch, sglang_launcher, sglang_ledger, sglang_proc, sglang_watch_progress
+from ansible.module_utils import (
+    sglang_launch_files,
+    sglang_launch_policy,
+    sglang_launch_watch,
+    sglang_launcher,
+    sglang_ledger,
+    sglang_proc,
+    sglang_watch_progress,
+)
 
 from .conftest import FAKE
+
+QUICK = {"look_seconds": 0.05, "confirm_seconds": 1.0, "pause_seconds": 0.05, "probe_interval": 1, "hang_seconds": 1}
 
 
 def until(condition, seconds=60):
@@ -30,84 +40,309 @@ def until(condition, seconds=60):
 
 def note(release):
     """Return run/health.json of a release; empty where there is none yet."""
-    path = release.path / "run/health.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return sglang_launch_policy.read_json(release.path / "run/health.json")
 
 
-def worker(release, role="scheduler"):
-    """Return a living worker of a release, or None."""
+def events(tmp_path, *names):
+    """Return the ledger's events, those of some names or all."""
+    found, problems = sglang_ledger.read(str(tmp_path))
+    assert not problems
+    found = [dict(item, event=item.get("kind", item["event"])) for item in found]
+    return [item for item in found if not names or item["event"] in names]
+
+
+def alive(release, role):
+    """Return the living processes of a role of a release."""
     found = sglang_proc.scan(str(release.path))
-    return next((i for i in found if i["role"] == role and sglang_proc.alive(i["state"])), None)
+    return [item for item in found if item["role"] == role and sglang_proc.alive(item["state"])]
+
+
+def server(release):
+    """Return the pid of the living server, None where there is none."""
+    return next((item["pid"] for item in alive(release, "server")), None)
+
+
+def serving(release, after=None):
+    """Return the pid of a server other than AFTER that serves, or None."""
+    pid = server(release)
+    try:
+        ok = pid != after and requests.get(f"http://127.0.0.1:{release.port}/health", timeout=2).status_code == 200
+    except requests.RequestException:
+        return None
+    return pid if ok else None
+
+
+class Watched:
+    """A release whose watch.py runs."""
+
+    def __init__(self, release, script, tmp_path, state, watch):
+        self.release, self.root, self.path, self.port = release, tmp_path, release.path, release.port
+        env = {"PYTHONPATH": str(FAKE), "SGLANG_DEPLOY_RELEASE": str(self.path)}
+        env["FAKE_SGLANG_SCRIPT"] = str(self.path / "script.json")
+        self.script(**script)
+        self.launch = dict(release.launch, env=env, watch={**QUICK, **watch})
+        (self.path / "launch.json").write_text(json.dumps(self.launch))
+        (self.path / "launch.py").write_text(sglang_launcher.LAUNCH_PY)
+        for name, module in sglang_launch_files.BESIDE.items():
+            (self.path / f"{name}.py").write_text(inspect.getsource(module))
+        (tmp_path / "ledger.jsonl").write_text("")
+        (tmp_path / "current").symlink_to(self.path)
+        self.state(state)
+        command = [sys.executable, "-I", "-S", str(self.path / "watch.py")]
+        with open(self.launch["log"], "ab") as log:
+            self.watch = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self.pid = until(lambda: serving(self))
+        release.pid = self.pid
+
+    def script(self, **script):
+        """Set the faults of the next start."""
+        (self.path / "script.json").write_text(json.dumps(script))
+
+    def state(self, state):
+        """Set the release's state."""
+        (self.path / "manifest.json").write_text(json.dumps({"state": state}))
+
+    def kill(self, role="server"):
+        """Kill the first process of a role and return its pid."""
+        pid = alive(self, role)[0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def down(self):
+        """Return run/health.json once the watch has ended and everything with it."""
+        self.watch.wait(60)
+        until(lambda: not server(self))
+        return note(self)
 
 
 @pytest.fixture
-def watched(start, health, tmp_path):
-    """Return ``watched(script)``: a release that is ready and watched in a thread, looked at often."""
-    threads = []
+def watched(start, tmp_path):
+    """Return ``watched(script, state="promoted", **watch)``: a release that serves and is watched, looked at often."""
+    found = []
 
-    def run(script):
-        (tmp_path / "ledger.jsonl").write_text("")
-        release = start(script)
-        assert health(release, generations=1)["ready"]
-        arguments = {"interval": 0.05, "confirm": 1.0}
-        target = sglang_launch_watch.watch
-        thread = threading.Thread(target=target, args=(release.pid, str(release.path)), kwargs=arguments, daemon=True)
-        thread.start()
-        threads.append((release, thread))
-        until(lambda: note(release).get("state") == "watching")
-        return release
+    def run(script=None, state="promoted", restart_limit=2, **watch):
+        found.append(Watched(start(None), script or {}, tmp_path, state, dict(watch, restart_limit=restart_limit)))
+        return found[-1]
 
     yield run
-    for release, thread in threads:
-        os.killpg(release.pid, signal.SIGKILL)
-        thread.join(30)
-        assert not thread.is_alive(), "the watch outlives its server"
+    for item in found:
+        item.watch.terminate()
+        try:
+            item.watch.wait(20)
+        except subprocess.TimeoutExpired:
+            item.watch.kill()
+            item.watch.wait()
+        until(lambda item=item: not server(item))
 
 
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
-def test_a_dead_worker_under_a_living_parent_is_reported(watched, health, tmp_path, role):
-    release = watched({"health_dead_seconds": 1})
-    victim = worker(release, role)
-    os.kill(victim["pid"], signal.SIGKILL)
+def test_a_dead_worker_under_a_living_parent_is_reported_and_no_experiment_is_restarted(watched, health):
+    release = watched({"health_dead_seconds": 1}, state="active")
+    victim = release.kill("detokenizer")
     data = until(lambda: note(release) if note(release)["state"] == "worker_died" else None)
-    assert [item["pid"] for item in data["dead"]] == [victim["pid"]]
-    assert f"(pid {victim['pid']})" in data["text"] and f"server process {release.pid} lives on" in data["text"]
-    events, problems = sglang_ledger.read(str(tmp_path))
-    assert not problems
-    assert [(item["event"], item["release"], item["pid"]) for item in events] == [("worker_died", "r1", release.pid)]
-    assert health(release, state="probe", generations=0)["alarm"] == data["text"]
+    assert [item["pid"] for item in data["dead"]] == [victim]
+    assert f"(pid {victim})" in data["text"] and f"server process {release.pid} lives on" in data["text"]
+    assert [(item["release"], item["pid"]) for item in events(release.root, "worker_died")] == [("r1", release.pid)]
+    assert health(release.release, state="probe", generations=0)["alarm"] == data["text"]
+    time.sleep(1)
+    assert server(release) == release.pid and not events(release.root, "restart")
+
+
+def test_a_dead_worker_of_a_promoted_release_is_a_restart(watched, health):
+    release = watched({"health_dead_seconds": 1})
+    victim = release.kill("scheduler")
+    pid = until(lambda: serving(release, after=release.pid))
+    (event,) = until(lambda: events(release.root, "restart"))
+    assert (
+        event["pid"] == pid
+        and event["process"].startswith("sglang::scheduler")
+        and f"(pid {victim})" in event["reason"]
+    )
+    assert event["status"] == "killed by SIGKILL" and event["why"] == "restart 1 of 2 in 120 minutes"
+    assert len(alive(release, "scheduler")) == 2
+    # The next stop finds the new server's group even when every marked process has died.
+    assert json.loads((release.path / "run/service.json").read_text())["pgid"] == pid
+    # It is an alarm until it serves; a log of its own tells about it.
+    until(lambda: note(release)["state"] == "watching")
+    assert note(release)["restarts"][0]["reason"] == event["reason"]
+    log = pathlib.Path(release.launch["log"])
+    assert log.read_text().count("fired up") == 1 and pathlib.Path(f"{log}.1").read_text().count("fired up") == 1
+    release.release.pid = pid
+    assert health(release.release, state="probe", generations=1)["ready"]
+
+
+def test_promotion_counts_at_once_and_without_it_a_crash_stays_a_crash(watched):
+    """Without a restart of anything: the state is read when the server dies."""
+    release = watched(state="active")
+    release.state("promoted")
+    release.kill()
+    until(lambda: serving(release, after=release.pid))
+    release.state("active")
+    release.kill()
+    data = release.down()
+    assert release.watch.returncode == -signal.SIGKILL
+    assert data["state"] == "down" and "the release is active and only a promoted one" in data["text"]
+    (event,) = events(release.root, "server_died")
+    assert event["status"] == "killed by SIGKILL" and event["process"] == "server"
+    assert sglang_watch_progress.alarm(str(release.path)) == data["text"]
+    (release.root / "stopped").write_text("")
+    assert sglang_watch_progress.alarm(str(release.path)) is None
+
+
+def test_the_limit_ends_a_restart_loop(watched):  # F27
+    """A start that fails each time: so many restarts, then an alarm with the crash's reason and the way out."""
+    release = watched()
+    release.script(crash={"phase": "imports", "log": "driver_mismatch"})
+    begin = time.monotonic()
+    release.kill()
+    data = release.down()
+    assert time.monotonic() - begin < 60
+    assert [item["why"] for item in events(release.root, "restart")] == [
+        "restart 1 of 2 in 120 minutes",
+        "restart 2 of 2 in 120 minutes",
+    ]
+    (end,) = events(release.root, "server_died")
+    assert end["signature"] == "driver_mismatch" and "Error 803" in end["first_error"]
+    assert "it was restarted 2 times in 120 minutes" in data["text"] and "driver_mismatch" in data["text"]
+    assert "Way out: reboot" in data["text"] and "deploy.yml" in data["text"]
+    assert [item["signature"] for item in data["restarts"]] == ["died_silently", "driver_mismatch"]
+    assert sglang_watch_progress.alarm(str(release.path)) == data["text"]
+
+
+@pytest.fixture
+def verdict(tmp_path):
+    """Return ``verdict(*ages, limit=3)``: what is decided now, after restarts so many minutes ago."""
+    release = tmp_path / "releases" / "r1"
+    release.mkdir(parents=True)
+    (release / "manifest.json").write_text('{"state": "promoted"}')
+    (tmp_path / "current").symlink_to("releases/r1")
+
+    def ask(*ages, limit=3):
+        restarts = [time.monotonic() - 60 * age for age in ages]
+        settings = {"restart_limit": limit, "restart_minutes": 120}
+        return sglang_launch_policy.verdict(str(release), settings, restarts)
+
+    return ask
+
+
+def test_who_is_restarted(verdict, tmp_path):
+    assert verdict() == ("restart", "restart 1 of 3 in 120 minutes")
+    assert verdict(1, 2, 121) == ("restart", "restart 3 of 3 in 120 minutes")
+    assert verdict(1, 2, 119)[0] == "leave"
+    assert verdict(limit=0) == ("leave", "it was restarted 0 times in 120 minutes (sglang_server_restart_limit: 0)")
+
+    lock = tmp_path / "lock"
+    lock.write_text(json.dumps({"run": {"id": "r7", "user": "ops"}}))
+    assert verdict() == ("wait", "run r7 of ops has the deploy lock")
+    os.utime(lock, (0, 0))  # silent for long: no run any more
+    assert verdict()[0] == "restart"
+    for file in ("norestart", "stopped"):
+        (tmp_path / file).write_text("")
+        assert verdict()[0] == "leave"
+        (tmp_path / file).unlink()
+
+    for state in ("building", "built", "active", "rejected", "retired"):
+        (tmp_path / "releases/r1/manifest.json").write_text(json.dumps({"state": state}))
+        assert verdict() == ("leave", f"the release is {state} and only a promoted one is restarted")
+    (tmp_path / "releases/r1/manifest.json").write_text('{"state": "promo')
+    assert verdict()[0] == "leave"
+    (tmp_path / "releases/r1/manifest.json").write_text('{"state": "promoted"}')
+    (tmp_path / "current").unlink()
+    assert verdict() == ("leave", "it is not the current release")
+
+
+def test_a_run_that_holds_the_lock_is_not_fought(watched):
+    """Neither by a question into its measurement nor by a restart."""
+    release = watched()
+    lock = release.root / "lock"
+    lock.write_text(json.dumps({"run": {"id": "r7", "user": "ops"}}))
+    time.sleep(1.5)
+    log = pathlib.Path(release.launch["log"])
+    before = log.read_text()
+    time.sleep(2)
+    assert log.read_text() == before
+    release.kill()
+    data = until(lambda: note(release) if note(release)["state"] == "down" else None)
+    assert "run r7 of ops has the deploy lock" in data["text"] and "waited for" in data["text"]
+    time.sleep(1)
+    assert server(release) is None and release.watch.poll() is None
+    lock.unlink()
+    until(lambda: serving(release, after=release.pid))
+
+
+def test_a_stop_ends_the_server_in_order(watched):
+    """SIGTERM to the watch is SIGTERM to the server; nothing is restarted, and the service ends without a fault."""
+    release = watched()
+    release.watch.terminate()
+    assert release.watch.wait(20) == 0
+    assert server(release) is None and not events(release.root)
+    assert "SIGTERM received" in pathlib.Path(release.launch["log"]).read_text()
+
+
+def test_the_server_ends_with_its_watch(watched):
+    release = watched()
+    release.watch.kill()
+    until(lambda: not server(release))
+
+
+def test_orphans_are_gone_before_the_restart(watched):  # F26
+    release = watched({"orphans": True, "setsid": True})
+    old = {item["pid"] for item in alive(release, "scheduler")}
+    release.kill()
+    until(lambda: serving(release, after=release.pid))
+    assert len(old) == 2 and not old & {item["pid"] for item in alive(release, "scheduler")}
+
+
+def test_a_hang_with_all_processes_alive_is_an_alarm_first(watched, health):  # F23
+    """And a restart where the operator allows it; here as soon as a run has given the lock back."""
+    release = watched({"generation": {"mode": "silent"}}, restart_on_hang=True)
+    release.state("active")
+    data = until(lambda: note(release) if note(release)["state"] == "hung" else None, 15)
+    assert "all processes live and the server hangs: no token for" in data["text"]
+    assert health(release.release, state="probe", generations=0)["alarm"] == data["text"]
+    time.sleep(1)
+    assert [item["event"] for item in events(release.root)] == ["hung"] and server(release) == release.pid
+    release.script()
+    release.state("promoted")
+    until(lambda: serving(release, after=release.pid))
+    (event,) = until(lambda: events(release.root, "restart"))
+    assert event["signature"] == "generation_dead" and "hangs" in event["reason"]
+
+
+def test_errors_instead_of_tokens_are_a_hang_with_their_status(watched):
+    release = watched({"generation": {"mode": "error"}})
+    data = until(lambda: note(release) if note(release)["state"] == "hung" else None, 20)
+    assert "/generate answered HTTP 500" in data["text"]
+
+
+def test_a_hang_that_ends_is_told(watched):
+    release = watched()
+    os.kill(release.pid, signal.SIGSTOP)
+    until(lambda: note(release)["state"] == "hung", 20)
+    time.sleep(1)
+    assert server(release) == release.pid and not events(release.root, "restart")  # nobody allowed one
+    os.kill(release.pid, signal.SIGCONT)
+    until(lambda: note(release)["state"] == "watching", 20)
+    assert [item["event"] for item in events(release.root)] == ["hung", "recovered"]
 
 
 def test_a_busy_server_is_left_in_peace(watched):  # F25
-    release = watched({"health": {"status": 503, "busy": True}, "token_seconds": 0.05})
-    log = pathlib.Path(release.launch["log"])
-    before = log.read_text()
-    time.sleep(1)
-    assert log.read_text() == before  # an idle server is asked nothing
+    """503 on /health and slow tokens; it is asked nothing while they flow, and its queue is no hang."""
+    release = watched({"health": {"status": 503, "busy": True}, "token_seconds": 0.2})
     url = f"http://127.0.0.1:{release.port}"
-    body = {"text": "x", "sampling_params": {"max_new_tokens": 60}}
+    body = {"text": "x", "sampling_params": {"max_new_tokens": 15}, "stream": True}
     busy = threading.Thread(target=requests.post, args=(f"{url}/generate",), kwargs={"json": body, "timeout": 60})
     busy.start()
     until(lambda: requests.get(f"{url}/health", timeout=5).status_code == 503)
     busy.join()
-    assert note(release)["state"] == "watching"
-
-
-def test_a_stop_that_ends_the_workers_first_is_no_death(watched, tmp_path):
-    release = watched({})
-    os.kill(worker(release)["pid"], signal.SIGKILL)
-    os.kill(release.pid, signal.SIGKILL)
-    until(lambda: not sglang_launch_watch.stat_of(release.pid) or sglang_launch_watch.stat_of(release.pid)[1] == "Z")
-    time.sleep(1.5)
-    assert note(release)["state"] == "watching" and not sglang_ledger.read(str(tmp_path))[0]
+    assert note(release)["state"] == "watching" and not events(release.root)
 
 
 @pytest.mark.parametrize("before", ["", '{"event": "old"}\n', '{"event": "ol'])
 def test_a_torn_line_does_not_swallow_the_death(tmp_path, before):
     (tmp_path / "ledger.jsonl").write_text(before)
     sglang_launch_watch.record(str(tmp_path / "releases/r1"), {"event": "worker_died", "pid": 7})
-    events, problems = sglang_ledger.read(str(tmp_path))
-    assert [item["pid"] for item in events if item["event"] == "worker_died"] == [7]
+    found, problems = sglang_ledger.read(str(tmp_path))
+    assert [item["pid"] for item in found if item["event"] == "worker_died"] == [7]
     assert len(problems) == (before != "" and not before.endswith("\n"))
 
 
@@ -130,32 +365,20 @@ def test_an_alarm_of_an_earlier_start_counts_no_more(tmp_path):
         assert sglang_watch_progress.alarm(str(tmp_path)) == shown
 
 
-def test_the_launcher_starts_it_and_it_ends_with_the_server(start, health):
-    release = start(None)
-    (release.path / "launch.py").write_text(sglang_launcher.LAUNCH_PY)
-    (release.path / "watch.py").write_text(inspect.getsource(sglang_launch_watch))
-    env = {"PYTHONPATH": str(FAKE), "SGLANG_DEPLOY_RELEASE": str(release.path)}
-    (release.path / "launch.json").write_text(json.dumps(dict(release.launch, env=env)))
-    with open(release.launch["log"], "wb") as log:
-        command = [sys.executable, "-I", "-S", str(release.path / "launch.py")]
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
-        release.pid = server.pid
-        assert health(release, generations=1)["ready"]
-        data = until(lambda: note(release))
-        assert data["state"] == "watching" and data["server"]["pid"] == server.pid
+def test_the_watch_is_no_process_of_the_server(watched):
+    """A stop neither counts it nor waits for it nor kills it, and its programs leave no bytecode in the release."""
+    release = watched()
+    assert sglang_proc.stat_of(release.pid, "/proc")["ppid"] == release.watch.pid
+    assert release.watch.pid not in [item["pid"] for item in sglang_proc.scan(str(release.path))]
+    assert not (release.path / "__pycache__").exists()
 
-        argv = [sys.executable, "-I", "-S", str(release.path / "watch.py"), str(server.pid)]
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        beside = [pid for pid in pids if sglang_proc.cmdline(pid) == argv]
-        assert [sglang_launch_watch.stat_of(pid)[2] for pid in beside] == [server.pid]
-        # It is none of the processes that a stop counts, waits for or kills.
-        assert beside[0] not in [item["pid"] for item in sglang_proc.scan(str(release.path))]
-        server.kill()
-        server.wait()
-        until(lambda: (sglang_launch_watch.stat_of(beside[0]) or "XX")[1] in "ZX")
-    finally:
-        try:
-            os.killpg(server.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
+
+def test_a_kernel_that_killed_for_want_of_memory_is_named(monkeypatch, tmp_path):
+    watch = sglang_launch_watch.Watch(str(tmp_path / "releases/r1"))
+    watch.launch, watch.first, watch.oom = {"log": str(tmp_path / "none.log")}, {}, 3
+    monkeypatch.setattr(sglang_launch_policy, "oom_kills", lambda: 4)
+    watch.ended(-signal.SIGKILL)
+    assert "killed by SIGKILL" in watch.reason["reason"] and "OOM killer has killed" in watch.reason["reason"]
+    monkeypatch.setattr(sglang_launch_policy, "oom_kills", lambda: 3)
+    watch.ended(3)
+    assert "exit status 3" in watch.reason["reason"] and "OOM killer has" not in watch.reason["reason"]

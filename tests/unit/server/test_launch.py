@@ -19,6 +19,7 @@ KIMI = {
     "num-continuous-decode-steps": 4,
     "disable-custom-all-reduce": True,
 }
+PROGRAMS = ["launch.json", "launch.py", "watch.py", "policy.py", "probe.py", "signatures.py"]
 ORIGINAL = (
     "-m sglang.launch_server --model-path /shared/kimi-k2.5-int4 --trust-remote-code --tp-size 8 "
     "--mem-fraction-static 0.88 --host 0.0.0.0 --port 8000 --num-continuous-decode-steps 4 --disable-custom-all-reduce"
@@ -133,7 +134,7 @@ def test_our_variables_cannot_be_taken_away(launch):
 
 def test_check_mode_diff_and_idempotence(launch):
     dry = launch(check=True, diff=True)
-    assert dry["changed"] and dry["written"] == ["launch.json", "launch.py", "watch.py", "supervisor.conf"]
+    assert dry["changed"] and dry["written"] == [*PROGRAMS, "supervisor.conf"]
     assert not launch.release.exists()
     wet = launch(diff=True)
     assert wet == dry
@@ -218,7 +219,7 @@ def test_launcher_gives_exactly_the_environment(tmp_path):
     argv = [sys.executable, "-I", "-c", "import os, json; print(json.dumps([dict(os.environ), os.getcwd()]))"]
     (tmp_path / "launch.py").write_text(sglang_launcher.LAUNCH_PY)
     (tmp_path / "launch.json").write_text(json.dumps({"argv": argv, "env": {"AWKWARD": value}, "cwd": str(tmp_path)}))
-    command = sglang_launcher.command(sys.executable, str(tmp_path))
+    command = [sys.executable, "-I", "-S", str(tmp_path / "launch.py")]
     out = subprocess.run(command, env={"LEAK": "1", "PYTHONPATH": "/leak"}, capture_output=True, text=True, check=True)
     env, cwd = json.loads(out.stdout)
     assert cwd == str(tmp_path) and env["AWKWARD"] == value
@@ -242,11 +243,12 @@ def test_systemd_unit(awkward):
     unit = sglang_launcher.systemd_unit("sglang-server", awkward, 90)
     lines = unit.splitlines()
     for line in (
-        'ExecStart="/opt/my engine/bin/python" "-I" "-S" "/opt/50%% sglang/releases/r1/launch.py"',
+        'ExecStart="/opt/my engine/bin/python" "-I" "-S" "/opt/50%% sglang/releases/r1/watch.py"',
         "WorkingDirectory=/opt/50%% sglang/releases/r1",
         "Type=exec",
-        "User=sglang",
+        "# watch.py keeps the ledger and starts the server as sglang.",
         "Restart=no",
+        "OOMPolicy=continue",
         "KillMode=mixed",
         "SendSIGKILL=yes",
         "TimeoutStopSec=90",
@@ -254,12 +256,12 @@ def test_systemd_unit(awkward):
         "StandardOutput=append:/opt/50%% sglang/releases/r1/logs/server.log",
     ):
         assert line in lines
-    assert "User=" not in sglang_launcher.systemd_unit("sglang-server", dict(awkward, user=None), 90)
+    assert "as sglang" not in sglang_launcher.systemd_unit("sglang-server", dict(awkward, user=None), 90)
 
 
 def test_systemd_accepts_the_unit(launch):
     result = launch(provider="systemd", install_unit=True, python=sys.executable)
-    assert result["files"] == ["launch.json", "launch.py", "watch.py", "sglang-server.service"]
+    assert result["files"] == [*PROGRAMS, "sglang-server.service"]
     assert not result.get("failed"), result
 
 
@@ -278,4 +280,4 @@ def test_supervisor_program_is_read_back_as_written(awkward):
     assert shlex.split(program["command"]) == sglang_launcher.command(awkward["argv"][0], awkward["cwd"])
     assert program["directory"] == awkward["cwd"] and program["stdout_logfile"] == awkward["log"]
     assert (program["autorestart"], program["startretries"], program["killasgroup"]) == ("false", "0", "true")
-    assert program["user"] == "sglang"
+    assert "user" not in program  # launch.py changes it, watch.py keeps the ledger

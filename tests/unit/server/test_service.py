@@ -26,7 +26,9 @@ def test_start_stop_and_both_again(node, monkeypatch):
     assert first.keys() == dry.keys()
     env = sglang_proc.environ(first["pid"])
     assert "LEAK" not in env and not [name for name in env if name.startswith("SUPERVISOR")]
-    supervisor = sglang_proc.environ(server["ppid"])
+    watch = sglang_proc.stat_of(server["ppid"], "/proc")
+    assert sglang_proc.cmdline(watch["pid"])[-1] == f"{path}/watch.py"
+    supervisor = sglang_proc.environ(watch["ppid"])
     assert set(supervisor) == {"PATH", "HOME", "LANG"}
 
     again = node.service("started", path)
@@ -37,7 +39,7 @@ def test_start_stop_and_both_again(node, monkeypatch):
     stopped = node.service("stopped")
     assert stopped["changed"] and stopped["killed"] == [] and sorted(stopped["stopped"]) == sorted(dry["stopped"])
     assert node.living() == [] and sglang_proc.listeners(node.port) == []
-    assert sglang_proc.cmdline(server["ppid"]) == []
+    assert sglang_proc.cmdline(watch["pid"]) == sglang_proc.cmdline(watch["ppid"]) == []
     assert not node.service("stopped")["changed"]
     assert node.ledger() == [("start", "r1"), ("stop", "r1")]
 
@@ -138,7 +140,7 @@ def test_a_crash_at_once_is_reported_with_its_first_error(node):
     result = node.service("started", node.release(FAKE_CRASH="ValueError: no such model"))
     assert result["failed"] and "ValueError: no such model" in result["msg"] and "server.log" in result["msg"]
     assert result["pid"] is None and result["log_tail"][-1] == "ValueError: no such model"
-    assert node.ledger() == [("start", "r1")]
+    assert node.ledger() == [("alarm", "r1"), ("start", "r1")]
 
 
 def test_an_interpreter_that_is_not_there(node):

@@ -1,0 +1,111 @@
+"""Whether a dead server is started again, and why it died: the program ``policy.py`` of a release, for ``watch.py``.
+
+Everything is read from disk at the moment of the question, so a promotion, a stop, the deploy lock and the file
+``norestart`` in the root count at once. Standard library only, and ``signatures.py`` of the same release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+
+try:
+    from ansible.module_utils import sglang_watch_signatures as signatures
+except ImportError:  # in a release
+    import signatures
+
+# As sglang_lock: a holder that has been silent for so long is no run any more.
+LOCK_LIMIT = 15 * 60
+ERROR = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception)\b|\berror:|Out of memory: Killed process")
+
+
+def read_json(path):
+    """Return a JSON file as a dict; empty where it is missing or not valid."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            data = json.load(handle)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def oom_kills():
+    """Return how many processes the kernel has killed for want of memory since it was booted, None where unknown."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as handle:
+            return next((int(line.split()[1]) for line in handle if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None
+
+
+def holder(root):
+    """Return who holds the deploy lock and has shown a sign of life, as a text; empty where nobody does."""
+    path = os.path.join(root, "lock")
+    try:
+        if time.time() - os.stat(path).st_mtime > LOCK_LIMIT:
+            return ""
+    except OSError:
+        return ""
+    run = read_json(path).get("run") or {}
+    return f"run {run.get('id')} of {run.get('user')} has the deploy lock"
+
+
+def verdict(release, policy, restarts):
+    """Return ``(restart, wait or leave, why)`` for a server that is dead, or of no use any more.
+
+    :param policy: ``watch`` of launch.json: ``restart_limit``, ``restart_minutes``.
+    :param restarts: times (``time.monotonic``) of the restarts so far.
+    """
+    root = os.path.dirname(os.path.dirname(release))
+    if os.path.exists(os.path.join(root, "stopped")):
+        return "leave", "it was stopped on purpose"
+    state = read_json(os.path.join(release, "manifest.json")).get("state")
+    if state != "promoted":
+        return "leave", f"the release is {state or 'not known'} and only a promoted one is restarted"
+    if os.path.realpath(os.path.join(root, "current")) != os.path.realpath(release):
+        return "leave", "it is not the current release"
+    if holder(root):
+        return "wait", holder(root)
+    if os.path.exists(os.path.join(root, "norestart")):
+        return "leave", f"{root}/norestart forbids it"
+    limit, minutes = policy.get("restart_limit", 0), policy.get("restart_minutes", 120)
+    recent = sum(time.monotonic() - item < 60 * minutes for item in restarts)
+    if recent >= limit:
+        return "leave", f"it was restarted {recent} times in {minutes} minutes (sglang_server_restart_limit: {limit})"
+    return "restart", f"restart {recent + 1} of {limit} in {minutes} minutes"
+
+
+def reason_of(log, code, first):
+    """Return ``{reason, status, process, signature, first_error, advice}``: why a server ended.
+
+    :param code: as of ``subprocess.Popen``. :param first: what was seen before the end, ``{process, text}`` or empty.
+    """
+    try:
+        name = signal.Signals(-code).name if code < 0 else ""
+    except ValueError:
+        name = f"signal {-code}"
+    status = f"killed by {name}" if code < 0 else f"exit status {code}"
+    try:
+        with open(log, "rb") as handle:
+            handle.seek(max(0, os.fstat(handle.fileno()).st_size - (1 << 18)))
+            lines = handle.read().decode("utf-8", "replace").splitlines()[-400:]
+    except OSError:
+        lines = []
+    told = [re.sub(r"^\[[^\]]*\]\s*", "", line)[:400] for line in lines]
+    told = [line for line in told if ERROR.search(line) or signatures.match(line, "serving")]
+    errors = [{"line": 0, "rank": None, "phase": "serving", "text": line} for line in told]
+    cause = signatures.classify(errors, "serving") or signatures.cause("died_silently", "serving")
+    text = first.get("text") or f"the server process ended ({status})"
+    if cause["first_error"]:
+        text += f"; {cause['signature']}: {cause['detail'] or cause['first_error']}"
+    return {
+        "reason": text,
+        "status": status,
+        "process": first.get("process") or "server",
+        "signature": first.get("signature") or cause["signature"],
+        "first_error": cause["first_error"],
+        "advice": cause["advice"],
+    }

@@ -130,6 +130,16 @@ options:
   api_key_file:
     description: A file on the host that already holds the key, readable by O(user). Excludes O(api_key).
     type: path
+  seal:
+    description:
+      - Whether the release is complete with these files and is sealed in the same call, as C(state=built) of
+        M(sglang_release) does it. A release that is sealed already stays as it is.
+    type: bool
+    default: false
+  run:
+    description: The run that seals it, as the action C(sglang_variant) or C(sglang_run) returns it.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: The same keys are returned and nothing is written.
@@ -201,7 +211,10 @@ import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
+from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
+from ansible.module_utils.sglang_release_step import build, locked
+from ansible.module_utils.sglang_release_store import ReleaseError
 
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY)$", re.I)
 # launch.json may hold a token of the operator: the server's account reads it, others do not.
@@ -271,6 +284,19 @@ def write(module, path, text, mode, uid, gid, secret=False):
     return not same, {"before": before, "after": text, "before_header": path, "after_header": path}
 
 
+def seal(module, params, diff):
+    """Seal the release, add the manifest to the diff, and return whether it was open."""
+    step = {"root": params["root"], "release": params["id"], "run": params["run"], "reason": ""}
+    try:
+        done = locked(build, step, module.check_mode)
+    except (ReleaseError, LockedError) as error:
+        module.fail_json(msg=str(error))
+    if done["changed"]:
+        name = os.path.join(params["release"], "manifest.json")
+        diff.append({"before": done["before"], "after": done["after"], "before_header": name, "after_header": name})
+    return done["changed"]
+
+
 def main():
     """Run the module."""
     module = AnsibleModule(
@@ -295,12 +321,21 @@ def main():
             "stop_timeout": {"type": "int", "default": 60},
             "log_keep": {"type": "int", "default": 5},
             "log_max_mb": {"type": "int", "default": 100},
+            "restart_limit": {"type": "int", "default": 3},
+            "restart_minutes": {"type": "int", "default": 120},
+            "restart_on_hang": {"type": "bool", "default": False},
+            "probe_interval": {"type": "int", "default": 15},
+            "hang_seconds": {"type": "int", "default": 30},
             "api_key": {"type": "str", "default": "", "no_log": True},
             "api_key_file": {"type": "path", "no_log": False},
+            "seal": {"type": "bool", "default": False},
+            "run": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
     params = dict(module.params)
+    if params["seal"] and not params["run"].get("id"):
+        module.fail_json(msg="run: seal needs the run that the action sglang_variant or sglang_run returns.")
     release = params["release"]
     params["id"] = params["id"] or os.path.basename(release)
     for name, value in params["env"].items():
@@ -321,11 +356,6 @@ def main():
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]
     try:
-            "restart_limit": {"type": "int", "default": 3},
-            "restart_minutes": {"type": "int", "default": 120},
-            "restart_on_hang": {"type": "bool", "default": False},
-            "probe_interval": {"type": "int", "default": 15},
-            "hang_seconds": {"type": "int", "default": 30},
         if provider == "systemd":
             # Here already, while the server before still runs.
             host = Systemd(params["root"], params["unit"], module.run_command, params["install_unit"])
@@ -354,8 +384,9 @@ def main():
         if changed:
             missing = True
             diff.append(one)
+    sealed = seal(module, params, diff) if params["seal"] else False
     module.exit_json(
-        changed=bool(missing or written),
+        changed=bool(missing or written or sealed),
         provider=provider,
         endpoint=launch["endpoint"],
         argv=launch["argv"],

@@ -80,6 +80,12 @@ options:
         O(state=unlocked) records a C(refused) event with it, for a run that ended before anything could be rejected.
     type: str
     default: ""
+  files:
+    description:
+      - Texts that a created release begins with, relative path to text. They appear together with the release, and
+        Python among them must compile.
+    type: dict
+    default: {}
   record:
     description:
       - What to keep in the manifest of a created release, for readers. Values of keys that name a secret are left out.
@@ -100,7 +106,7 @@ attributes:
     description: Takes no lock, writes no ledger, and takes a release that does not exist yet for created.
   diff_mode:
     support: full
-    description: Manifest and link before and after; for O(state=pruned) what is removed.
+    description: Manifest and link before and after, files of a created release, what O(state=pruned) removes.
 author:
   - the sglang deploy authors
 """
@@ -179,14 +185,14 @@ info:
     ledger:
       description: The last ten events.
       type: list
+    restarts:
+      description: The last five restarts of the current release by its watch.py, as the ledger has them.
+      type: list
     lock:
       description: Who holds the lock (run, variant, since, heartbeat_age in seconds), or null.
       type: dict
     problems:
       description: Torn manifests, torn ledger lines, foreign directories and links, as texts.
-      type: list
-    restarts:
-      description: The last five restarts of the current release by its watch.py, as the ledger has them.
       type: list
 release:
   description: The release after the state was reached, or null.
@@ -269,6 +275,7 @@ def main():
             keep=dict(type="int", default=5),
             reason=dict(type="str", default=""),
             rung=dict(type="str", default=""),
+            files=dict(type="dict", default={}),
             record=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
             unlock=dict(type="bool", default=False),
@@ -295,10 +302,13 @@ def main():
         module.fail_json(msg=f"state={state} stopped half-way: {error}. Way out: mend that and run the same again.")
     for text in result.pop("warnings"):
         module.warn(text)
-    before, after = result.pop("before"), result.pop("after")
+    before, after, texts = result.pop("before"), result.pop("after"), result.pop("texts")
     if module._diff and before != after:
         header = os.path.join(params["root"], "releases", params["release"])
-        result["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
+        pairs = [(header, before, after)] + [(f"{header}/{path}", "", text) for path, text in texts.items()]
+        result["diff"] = [
+            dict(before=old, after=new, before_header=name, after_header=name) for name, old, new in pairs
+        ]
     module.exit_json(**result)
 
 

@@ -17,16 +17,16 @@ from ansible.module_utils.sglang_release_step import (
     activate,
     advance,
     brief_of,
+    build,
     entry,
     load,
+    locked,
     make_result,
     new_manifest,
     record_event,
 )
 from ansible.module_utils.sglang_release_store import ReleaseError
-
-# Files without which a release cannot be started.
-REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
+from ansible.module_utils.sglang_release_text import validate_text, write_new
 
 
 def create(params, check):
@@ -40,37 +40,24 @@ def create(params, check):
     if os.path.lexists(store.release_path(root, release)):
         raise ReleaseError(f"release: {release} is taken: {'; '.join(item for item in problems if release in item)}")
     store.owner_ids(params["owner"])
+    for path, text in params["files"].items():
+        validate_text(path, text, "python" if path.endswith(".py") else "none")
     removed = [item["id"] for item in manifests if item["digest"] == manifest["digest"] and not store.complete(item)]
     removed += store.leftovers(root)
     manifest["history"].append(entry(params, "building"))
     if not check:
         for name in removed:
             remove_release_directory(root, name)
-        store.make_release_directory(root, manifest, params["owner"])
+        store.make_release_directory(root, manifest, params["owner"], lambda path: write_new(path, params["files"]))
         record_event(params, "created", release, manifest["variant"], removed=removed)
     return make_result(
         changed=True,
         release=brief_of(root, manifest),
         removed=removed,
         after=store.manifest_text(manifest),
+        texts=params["files"],
         msg=f"created {release}",
     )
-
-
-def build(params, check):
-    """Seal a release: list its files with their hashes; from here on it does not change."""
-    manifest = load(params, check)
-    root, path = params["root"], store.release_path(params["root"], manifest["id"])
-    if store.complete(manifest):
-        return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is sealed already")
-    missing = [name for name in REQUIRED_FILES if not os.path.isfile(os.path.join(path, name))]
-    if missing and not check:
-        raise ReleaseError(
-            f"release: {manifest['id']} lacks {' and '.join(missing)} and could not be started. Way out: run the roles "
-            "nccl_env and sglang_server (render) before the release is sealed."
-        )
-    files = None if check else store.write_files(path, store.hash_files(path))
-    return advance(params, check, manifest, "built", "built", files=files)
 
 
 def promote(params, check):
@@ -179,13 +166,8 @@ def run_state(params, check):
     :raises ReleaseError: refused, with the rule and the way out.
     :raises sglang_lock.LockedError: another run works here.
     """
-    function, locked = STATES[params["state"]]
-    if check or not locked:
-        result = function(params, check)
-    else:
-        os.makedirs(params["root"], mode=0o755, exist_ok=True)
-        with sglang_lock.held(params["root"], params["run"], params["variant"]):
-            result = function(params, check)
+    function, locks = STATES[params["state"]]
+    result = locked(function, params, check) if locks else function(params, check)
     # The last step of a run gives the lock back itself: a task of its own would cost as much as the step.
     if params.get("unlock"):
         result["unlocked"] = unlock(params, check)["unlocked"]

@@ -1,22 +1,26 @@
 """One step of a release from a state to the next, and the one that moves the link ``current``.
 
-The module sglang_release takes all of them; sglang_service moves the link in the call that starts the server. Each
-step takes ``(params, check)`` with ``{root, release, run, reason}`` and returns the keys of :func:`make_result`.
+The module sglang_release takes all of them; sglang_launch, which writes the last files, can seal the release in the
+same call, and sglang_service moves the link in the call that starts the server. Each step takes ``(params, check)``
+with ``{root, release, run, reason}`` and returns the keys of :func:`make_result`.
 """
 
 from __future__ import annotations
 
 import os
 
-from ansible.module_utils import sglang_ledger
+from ansible.module_utils import sglang_ledger, sglang_lock
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_release_store import ReleaseError
 
+# Files without which a release cannot be started.
+REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
+
 
 def make_result(**keys):
-    """Return the keys of every result, with these set; ``before`` and ``after`` are texts for the diff."""
+    """Return the keys of every result, with these set; ``before``, ``after`` and ``texts`` are for the diff."""
     result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(unlocked=False, before="", after="")
+    result.update(unlocked=False, before="", after="", texts={})
     result.update(keys)
     return result
 
@@ -112,6 +116,22 @@ def advance(params, check, manifest, state, event, files=None):
     )
 
 
+def build(params, check):
+    """Seal a release: list its files with their hashes; from here on it does not change."""
+    manifest = load(params, check)
+    root, path = params["root"], store.release_path(params["root"], manifest["id"])
+    if store.complete(manifest):
+        return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is sealed already")
+    missing = [name for name in REQUIRED_FILES if not os.path.isfile(os.path.join(path, name))]
+    if missing and not check:
+        raise ReleaseError(
+            f"release: {manifest['id']} lacks {' and '.join(missing)} and could not be started. Way out: run the roles "
+            "nccl_env and sglang_server (render) before the release is sealed."
+        )
+    files = None if check else store.write_files(path, store.hash_files(path))
+    return advance(params, check, manifest, "built", "built", files=files)
+
+
 def activate(params, check):
     """Let the link point to a complete release and mark it as being judged. The one that leaves keeps its state."""
     root = params["root"]
@@ -139,3 +159,12 @@ def activate(params, check):
     result["before"] = f"current -> {before or 'none'}\n" + result["before"]
     result["after"] = f"current -> {release}\n" + result["after"]
     return result
+
+
+def locked(step, params, check):
+    """Take a step under the deploy lock: renewed where the run has it, else taken for as long as the step lasts."""
+    if check:
+        return step(params, True)
+    os.makedirs(params["root"], mode=0o755, exist_ok=True)
+    with sglang_lock.held(params["root"], params["run"], params.get("variant", "")):
+        return step(params, False)

@@ -315,8 +315,11 @@ def owner_ids(owner):
     return entry.pw_uid, entry.pw_gid
 
 
-def make_release_directory(root, manifest, owner):
-    """Make the skeleton with its manifest under a hidden name and rename it: it appears whole or not at all."""
+def make_release_directory(root, manifest, owner, fill=lambda directory: None):
+    """Make the skeleton with its manifest under a hidden name and rename it: it appears whole or not at all.
+
+    :param fill: called with the directory under its hidden name, to write what the release begins with.
+    """
     uid, gid = owner_ids(owner)
     parent = releases_directory(root)
     os.makedirs(parent, mode=0o755, exist_ok=True)
@@ -329,6 +332,7 @@ def make_release_directory(root, manifest, owner):
         os.chmod(directory, 0o755)
         if name != "site":
             os.chown(directory, uid, gid)
+    fill(temporary)
     write_manifest(temporary, manifest)
     os.rename(temporary, release_path(root, manifest["id"]))
     fsync_directory(parent)

@@ -97,6 +97,17 @@ def write_text(release, target, text, mode, owner, check):
     return {"changed": True, "msg": f"wrote {name}", "before": before}
 
 
+def write_new(directory, texts):
+    """Write the texts that a new release begins with; each path is checked as in :func:`place`.
+
+    :param texts: ``{relative path: text}``.
+    """
+    for path, text in texts.items():
+        target = place(directory, path)
+        _make_directories(directory, os.path.dirname(target))
+        atomic_write(target, text.encode("utf-8"), 0o644)
+
+
 def _make_directories(release, directory):
     """Make the directories between release and file, readable by the service whatever the umask."""
     if os.path.isdir(directory):

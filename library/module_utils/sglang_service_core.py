@@ -238,11 +238,7 @@ class Service:
             return
         step = dict(self.p, release=os.path.basename(self.release))
         try:
-            if self.check_mode:
-                done = sglang_release_step.activate(step, True)
-            else:
-                with sglang_lock.held(self.root, self.p["run"]):
-                    done = sglang_release_step.activate(step, False)
+            done = sglang_release_step.locked(sglang_release_step.activate, step, self.check_mode)
         except (ReleaseError, sglang_lock.LockedError) as error:
             raise ServiceError(str(error)) from error
         self.out["activation"] = {key: done[key] for key in ("changed", "msg", "before", "after")}

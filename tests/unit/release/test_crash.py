@@ -7,7 +7,13 @@ import os
 import shutil
 
 import pytest
-from ansible.module_utils import sglang_ledger, sglang_lock, sglang_release_compare, sglang_release_states
+from ansible.module_utils import (
+    sglang_ledger,
+    sglang_lock,
+    sglang_release_compare,
+    sglang_release_states,
+    sglang_release_step,
+)
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_release_archive import archive_path, remove_release_directory
 
@@ -23,7 +29,7 @@ def deploy(root, variant, run):
         params = {
             "state": name, "root": root, "release": "", "variant": variant, "inputs": {"v": variant}, "engine": {},
             "model": {}, "run": run, "break_lock": False, "owner": "", "keep": 5, "reason": "", "record": {},
-            "allow_rejected": False,
+            "files": {}, "allow_rejected": False,
         }  # fmt: skip
         params.update(args)
         return sglang_release_states.run_state(params, False)
@@ -33,7 +39,7 @@ def deploy(root, variant, run):
     if not plan["in_sync"]:
         if not plan["release"]["built"]:
             state("created", release=release)
-            for name in sglang_release_states.REQUIRED_FILES:
+            for name in sglang_release_step.REQUIRED_FILES:
                 path = os.path.join(plan["release"]["path"], name)
                 store.atomic_write(path, b"{}")
             state("built", release=release)

@@ -222,7 +222,7 @@ def test_check_mode_writes_nothing_and_has_the_same_keys(host):
 def test_diff_shows_link_and_manifest(host):
     first = host.deploy("baseline")
     second = host.build("fewchan")
-    diff = host.ok("active", release=second, diff=True)["diff"]
+    diff = host.ok("active", release=second, diff=True)["diff"][0]
     assert diff["before"].startswith(f"current -> {first}\n") and diff["after"].startswith(f"current -> {second}\n")
     assert '"state": "active"' in diff["after"]
 
@@ -340,3 +340,20 @@ def test_bad_input_is_named(host, args, name):
         # A relative path is made absolute by the type 'path' only where it begins with ~ or $.
         assert "absolute" in result["msg"]
     assert result["failed"] and result["msg"].startswith(f"{name}:")
+
+
+def test_a_release_appears_with_the_files_it_begins_with(host):
+    plan = host.compare()["release"]
+    files = {"site/sitecustomize.py": "x = 1\n", "notes/a.txt": "{{ no template }} ä"}
+    wrong = host.call("created", release=plan["id"], files={"site/sitecustomize.py": "x ="})
+    assert wrong["failed"] and "no valid python" in wrong["msg"] and not host.path(plan["id"]).exists()
+    outside = host.call("created", release=plan["id"], files={"../x": "x"})
+    assert outside["failed"] and "is not a file below" in outside["msg"] and not host.path(plan["id"]).exists()
+    dry = host.call("created", check=True, diff=True, release=plan["id"], files=files)
+    shown = {item["after_header"]: item["after"] for item in dry["diff"]}
+    assert shown[f"{host.path(plan['id'])}/site/sitecustomize.py"] == "x = 1\n" and not host.path(plan["id"]).exists()
+    made = host.ok("created", release=plan["id"], files=files)
+    assert made["changed"]
+    for name, text in files.items():
+        assert (host.path(plan["id"]) / name).read_text() == text
+    assert not [item for item in os.listdir(f"{host.root}/releases") if item.startswith(".")]

@@ -57,7 +57,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks systemd integration releases bench-deploy bench-client
+.PHONY: test lint unit pythons spec molecule playbooks systemd integration releases browser bench-deploy bench-client bench-report
 test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
@@ -98,11 +98,18 @@ integration: testenv ## deploy, switch, crash and roll back with the real server
 releases: testenv ## the patches on every release package, which are downloaded; not part of test
 	$(PYTEST) tests/patches_release
 
+browser: testenv ## look at the report in Chromium, with an accessibility check; installs both; not part of test
+	tools/browser
+	SGLANG_TEST_BROWSER=required $(PYTEST) tests/unit/report/test_browser.py
+
 bench-deploy: testenv ## time a deploy against plain playbooks
 	.venv/bin/python tools/bench_deploy.py
 
 bench-client: testenv ## compare the benchmark client with others
 	.venv/bin/python tools/bench_client.py
+
+bench-report: testenv ## time the report of 10,000 runs
+	.venv/bin/python tools/bench_report.py
 
 ## --- the tools
 

@@ -355,7 +355,7 @@ def _told(event):
 
 def trials(hosts):
     """Return the probes and canaries, the newest first: everything that the event says, as flat text."""
-    common = {"schema", "time", "run", "user", "controller", "event", "variant", "release"}
+    common = {"schema", "time", "run", "user", "controller", "event", "variant", "release", "verdict"}
     out = []
     for host, past in hosts.items():
         for event in past["events"]:

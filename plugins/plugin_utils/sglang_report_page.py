@@ -134,9 +134,7 @@ def _newest(entries, count):
     return [
         [
             moment(item["time"])[:16],
-            item["event"],
-            item["variant"] or "–",
-            item["text"][:400] or "–",
+            f"{item['event']} {item['variant'] or ''}" + (f": {item['text'][:400]}" if item["text"] else ""),
             item["host"],
             item["run"] or "–",
         ]

@@ -12,7 +12,7 @@ import sys
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-WIDTHS = {"phone": 390, "desktop": 1280}
+VIEWS = {"phone-light": (390, "light"), "desktop-dark": (1280, "dark")}
 # Without these Chromium asks its maker's servers for updates, and as root it does not start with its sandbox.
 FLAGS = (
     "--no-sandbox",
@@ -66,9 +66,7 @@ def main():
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
         seen = {
-            f"{name} {scheme}": look(browser, url, width, scheme, f"{picture}-{name}-{scheme}.png")
-            for name, width in WIDTHS.items()
-            for scheme in ("light", "dark")
+            name: look(browser, url, width, scheme, f"{picture}-{name}.png") for name, (width, scheme) in VIEWS.items()
         }
         browser.close()
     print(json.dumps(seen))

@@ -61,6 +61,12 @@ options:
     type: list
     elements: dict
     default: []
+  built:
+    description:
+      - Whether a complete release of the variant is there. Its patches are in it, sealed and compared file by file, so
+        they are not judged a second time.
+    type: bool
+    default: false
   allow_experimental:
     description: Whether patches marked experimental may be applied.
     type: bool
@@ -175,6 +181,7 @@ def main():
             "args": {"type": "dict", "default": {}},
             "env": {"type": "dict", "default": {}},
             "patches": {"type": "list", "elements": "dict", "default": []},
+            "built": {"type": "bool", "default": False},
             "allow_experimental": {"type": "bool", "default": False},
             "model_sha256": {"type": "dict", "default": {}},
             "python_range": {"type": "str", "default": ">=3.10,<3.14"},

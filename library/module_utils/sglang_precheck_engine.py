@@ -150,9 +150,9 @@ def capabilities(wanted, host):
 
 
 def patches(wanted, host):
-    """The variant's patches fit the installed packages, whatever was declared."""
+    """The variant's patches fit the installed packages, whatever was declared; a built release has them already."""
     state, entries = host.engine(wanted["engine"]), wanted["patches"]
-    if not entries or not (state["present"] or wanted["engine"]["mode"] == "build"):
+    if not entries or wanted["built"] or not (state["present"] or wanted["engine"]["mode"] == "build"):
         return []
     seen = capabilities(wanted, host)
     try:

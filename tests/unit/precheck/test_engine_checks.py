@@ -30,6 +30,7 @@ WANTED = {
     "args": {},
     "env": {},
     "patches": [],
+    "built": False,
     "allow_experimental": False,
 }
 
@@ -136,6 +137,7 @@ def test_patches():
     assert "0.5.9 only" in run(host, patches=[GATE])[0]["patch-refused"]
     host.patch_results = [result("conflict")]
     assert "install the package anew" in run(host, patches=[dict(GATE, ways_out=[])])[0]["patch-refused"]
+    assert run(host, patches=[GATE], built=True)[1]["ok"], "a sealed release has its patches"
     host.patch_results = SiteError("two places, /a and /b")
     texts, verdict = run(host, patches=[GATE])
     assert verdict["failures"] == ["patch-refused"] and "/a and /b" in texts["patch-refused"]

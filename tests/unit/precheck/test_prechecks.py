@@ -34,6 +34,7 @@ WANTED = {
     "args": {},
     "env": {},
     "patches": [],
+    "built": False,
     "allow_experimental": False,
     "model_sha256": {},
     "python_range": ">=3.10,<3.14",

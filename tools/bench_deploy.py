@@ -4,9 +4,10 @@
 Prints a table of medians with the targets; exit status 1 when one was missed. Run it on a quiet machine.
 
 The overhead of a switch is its wall time less the old server's stop, the new server's start to ready, and the
-benchmark. Stop and start to ready are one stretch: from the begin of the call that stops the one and starts the other to
-the end of the wait. Ansible's time between these two calls lies in it, because the server loads meanwhile. The soak
-counts as overhead; a second figure leaves it out.
+benchmark. Stop and start to ready are one stretch: from the begin of the call that stops the one and starts the other
+to the end of the wait. Ansible's time between these two calls lies in it, because the server loads meanwhile. The soak
+and the decision after the measurement count as overhead; two more figures say how much of it they are. The benchmark
+runs once.
 
     bench_deploy.py [--repeat N] [--engines DIR]
 
@@ -74,6 +75,19 @@ def soaked(outcome):
     return sum((result.get("soak") or {}).get("elapsed", 0) for result in outcome.results("sglang_proof"))
 
 
+def decided(outcome):
+    """Return the seconds that the decision took, with Ansible's time for its calls."""
+    began, seconds = 0, 0
+    for event in outcome.events:
+        if event.get("action") != "sglang_decision":
+            continue
+        if event["status"] == "start":
+            began = event["at"]
+        elif event["status"] != "skipped":
+            seconds += event["at"] - began
+    return seconds
+
+
 def started(outcome):
     """Return the seconds from the begin of the last stop and start to the end of the wait after it; 0 without one.
 
@@ -134,7 +148,7 @@ def second_deploy(node, bare, repeat):
 
 
 def switches(node, repeat):
-    """Return (overheads of switches to releases built before, of first-time ones): lists of (seconds, less soak)."""
+    """Return (overheads of switches to releases built before, of first-time ones): lists of (seconds, soak, decision)."""
     built, first = [], []
     for number in range(repeat):
         fresh = {"nccl": {"NCCL_BUFFSIZE": str(262144 + 4096 * number)}}
@@ -143,14 +157,13 @@ def switches(node, repeat):
             ("baseline", built, {}),
         ):
             outcome = node.deploy(variant, timeout=300, **more).succeeded()
-            overhead = outcome.wall - waited(outcome)
-            into.append((overhead, overhead - soaked(outcome)))
+            into.append((outcome.wall - waited(outcome), soaked(outcome), decided(outcome)))
             report(f"switch to {variant}", outcome)
     return built, first
 
 
 def report(what, outcome):
-    """Print where a run spent its time: what its tasks took beside the seconds that the servers and the benchmark did."""
+    """Print where a run spent its time: what its tasks took less what the servers and the benchmark did."""
     tasks, began, first, load = [], None, outcome.events[0]["at"], 0
     for event in outcome.events:
         if event["status"] == "start":
@@ -229,7 +242,8 @@ def main():
     bare, naive = folder / "bare.yml", folder / "naive.yml"
     bare.write_text(BARE)
     naive.write_text(NAIVE)
-    node = Node(folder / "n", **({"sglang_engine_root": os.path.realpath(options.engines)} if options.engines else {}))
+    engines = {"sglang_engine_root": os.path.realpath(options.engines)} if options.engines else {}
+    node = Node(folder / "n", repeats=1, **engines)
     try:
         node.deploy("baseline", timeout=1500).succeeded()
         built, first = switches(node, options.repeat)
@@ -245,10 +259,12 @@ def main():
         row("peer: bare playbook, facts and ping", peers, None),
         row("second deploy of the same variant", ours, None),
         row("second deploy over bare playbook", [ratio], 2.5, "times"),
-        row("switch to a release built before, overhead", [whole for whole, _ in built], 5),
-        row("the same less the soak", [rest for _, rest in built], None),
-        row("switch to a first-time release with patches, overhead", [whole for whole, _ in first], 5),
-        row("the same less the soak", [rest for _, rest in first], None),
+        row("switch to a release built before, overhead", [item[0] for item in built], 5),
+        row("of it the soak", [item[1] for item in built], None),
+        row("of it the decision", [item[2] for item in built], None),
+        row("switch to a first-time release with patches, overhead", [item[0] for item in first], 5),
+        row("of it the soak", [item[1] for item in first], None),
+        row("of it the decision", [item[2] for item in first], None),
         row("crash at start: death to failure, less the restore's start and soak", crashes, 5),
         row("peer: `uri` with 12 retries, 5 s apart, same crash, no restore", [polled], None),
     ]

@@ -39,11 +39,27 @@ FUSION = ("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_bac
 FUSION_OFF = re.compile(
     r"flashinfer\.comm .*falling back to standard implementation|allreduce_fusion API is not available"
     r"|FlashInfer comm not available, skipping workspace|Failed to initialize FlashInfer workspace"
-    r"|Skipping allreduce fusion|FlashInfer all-?reduce fusion disabled|allreduce fusion is forcibly disabled",
+    r"|Skipping allreduce fusion|FlashInfer all-?reduce fusion disabled|allreduce fusion is forcibly disabled"
+    r"|Disable --(?:enable-flashinfer-allreduce-fusion|flashinfer-allreduce-fusion-backend) because",
     re.IGNORECASE,
 )
 # Its only proof: the workspace that the fused kernel works in.
 FUSION_ON = re.compile(r"FlashInfer (?:AllReduce Fusion enabled and )?workspace initialized")
+
+PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
+# The words of SGLang 0.5.21 to 0.5.23: the server goes on with NCCL, and no field of /server_info tells it.
+PCIE_IPC_OFF = re.compile(
+    r"this FlashInfer build has no pcie_ipc_comm|Setup FlashInfer PCIe-IPC allreduce failed"
+    r"|FlashInfer PCIe-IPC workspace .*failed|leaving PCIe-IPC all-reduce off|PCIe-IPC all-reduce serves bf16 only"
+    r"|PCIe-IPC all-reduce skipped"
+)
+# "all-reduce enabled" comes before the workspace and proves nothing.
+PCIE_IPC_ON = re.compile(r"FlashInfer PCIe-IPC workspace built")
+# It runs, but not with what was measured on this host.
+PCIE_IPC_SEED = re.compile(
+    r"FlashInfer PCIe-IPC.*(?:keep\w* (?:the|FlashInfer's) seed policy|seed policy instead|fallback)"
+)
+CUSTOM_OFF = re.compile(r"Setup Custom allreduce failed|Custom allreduce is disabled because")
 
 
 def field_of(flag):
@@ -142,6 +158,32 @@ def fusion(launch, lines):
     return [finding(RUNG, "allreduce-fusion", "warning", message, "no line 'workspace initialized'", advice)]
 
 
+def pcie_ipc(launch, lines):
+    """Return findings where FlashInfer's PCIe-IPC all-reduce was asked and is off, not proven or not tuned.
+
+    :param lines: the log of this start.
+    """
+    asked = ((launch.get("expect") or {}).get("env") or {}).get(PCIE_IPC, "")
+    if str(asked).lower() not in ("true", "1", "yes", "y"):
+        return []
+    off = next((line for line in lines if PCIE_IPC_OFF.search(line)), None)
+    if off:
+        message = "The PCIe-IPC all-reduce was asked for and SGLang goes on with NCCL; /server_info does not say so."
+        advice = "mend what the line names, or take a variant without it"
+        return [finding(RUNG, "pcie-ipc", "error", message, off[:300], advice)]
+    if not any(PCIE_IPC_ON.search(line) for line in lines):
+        message = "The PCIe-IPC all-reduce was asked, not proven: the log shows neither its workspace nor a refusal."
+        advice = "check that the log was not cut, and that this SGLang is 0.5.22 or later"
+        return [finding(RUNG, "pcie-ipc", "warning", message, "no line 'PCIe-IPC workspace built'", advice)]
+    seed = next((line for line in lines if PCIE_IPC_SEED.search(line)), None)
+    if seed is None:
+        return []
+    message = "The PCIe-IPC all-reduce runs without what would have been measured on this host."
+    return [
+        finding(RUNG, "pcie-ipc-untuned", "warning", message, seed[:300], "do not take its speed for the feature's")
+    ]
+
+
 def from_log(launch, info, lines):
     """Return findings on features that only the log shows; for a GPU host.
 
@@ -150,7 +192,7 @@ def from_log(launch, info, lines):
     :param lines: the log of this start.
     """
     text = "\n".join(lines)
-    found = fusion(launch, lines)
+    found = fusion(launch, lines) + pcie_ipc(launch, lines)
     if not info.get("disable_cuda_graph") and "Capture cuda graph end" not in text:
         found.append(
             finding(
@@ -162,8 +204,8 @@ def from_log(launch, info, lines):
                 "check that the log was not cut",
             )
         )
-    if not info.get("disable_custom_all_reduce") and "Setup Custom allreduce failed" in text:
-        line = next(line for line in lines if "Setup Custom allreduce failed" in line)
+    line = next((line for line in lines if CUSTOM_OFF.search(line)), None)
+    if line and not info.get("disable_custom_all_reduce"):
         found.append(
             finding(RUNG, "custom-all-reduce", "warning", "The engine's own all-reduce was not set up.", line[:300])
         )
@@ -177,7 +219,7 @@ def not_exercised(launch):
         finding(RUNG, "not-exercised", "info", f"{what} cannot be exercised on a CPU.", seen)
         for what, seen in (
             ("NCCL", f"variables set: {', '.join(names) or 'none'}; the ranks talk through gloo"),
-            ("Fused kernels (all-reduce fusion, custom all-reduce)", "the server runs with device cpu"),
+            ("Fused kernels (all-reduce fusion, custom all-reduce, PCIe IPC)", "the server runs with device cpu"),
             ("CUDA graph capture", "the server runs with device cpu"),
         )
     ]

@@ -31,22 +31,27 @@ def serving(host):
 
 
 def test_deploy(serving):
-    """The unit is the release's and has no fault; the server runs as the account and its workers have the variables."""
+    """The unit is the release's and has no fault; the server runs as the account, its workers have the variables.
+
+    The unit's main process is the watch, which stays the account that deployed.
+    """
     host, release = serving
     path = f"{host.root}/releases/{release}"
     pid = host.serves(release)
     assert host.link == f"{path}/sglang-server.service"
     judged = host.container.ssh("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", host.link)
     assert judged.stdout + judged.stderr == ""
-    shown = host.unit("ActiveState", "MainPID", "NRestarts", "UnitFileState", "User", "KillMode", "Restart")
-    assert shown.pop("MainPID") == pathlib.Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].split()[1]
+    shown = host.unit("ActiveState", "MainPID", "NRestarts", "UnitFileState", "KillMode", "Restart", "OOMPolicy")
+    watch = marked(host.root)[pid]
+    assert shown.pop("MainPID") == pathlib.Path(f"/proc/{watch}/status").read_text().partition("NSpid:")[2].split()[1]
+    assert os.stat(f"/proc/{watch}").st_uid == 0
     assert shown == {
         "ActiveState": "active",
         "NRestarts": "0",
         "UnitFileState": "linked",
-        "User": ACCOUNT,
         "KillMode": "mixed",
         "Restart": "no",
+        "OOMPolicy": "continue",
     }
     account = int(host.container.ssh("id", "-u", ACCOUNT).stdout)
     assert {os.stat(f"/proc/{one}").st_uid for one in marked(host.root)} == {account}
@@ -92,30 +97,79 @@ def test_switch_and_rollback(serving):
     assert host.unit("NRestarts") == "0"
 
 
-def test_a_killed_server_stays_down_and_a_start_that_fails_is_not_repeated(serving):
-    """No restart hides a crash; a start that fails after two seconds has one reason; the release before returns."""
+def restarted(host, pid):
+    """Return the pid of the server that follows one that was killed, once it serves."""
+    wait_for(lambda: any(one != pid for one in host.servers()), "another server runs", 20)
+    wait_for(lambda: not host.port_is_free(), "it listens", 20)
+    return host.serves(host.current)
+
+
+def test_a_promoted_release_is_restarted_until_the_limit(serving):
+    """Each restart has its reason and a log; then the unit has failed, and status says why and what to do."""
     host, release = serving
+    if not host.ledger("restart"):
+        pid = host.server
+        os.kill(host.workers()[0], signal.SIGKILL)  # as the OOM killer does; the parent lives on
+        pid = restarted(host, pid)
+        assert host.ledger("restart")[-1]["process"] == "sglang::scheduler" and len(host.workers()) == 1
+    for number in (2, 3):
+        pid = host.server
+        os.kill(pid, signal.SIGKILL)
+        assert restarted(host, pid) != pid
+        event = host.ledger("restart")[-1]
+        assert event["why"] == f"restart {number} of 3 in 120 minutes" and event["status"] == "killed by SIGKILL"
+    assert host.unit("ActiveState", "NRestarts") == {"ActiveState": "active", "NRestarts": "0"}
+    logs = host.root / "releases" / release / "logs"
+    assert all("ready to roll" in (logs / f"server.log{end}").read_text() for end in ("", ".1", ".2", ".3"))
+    account = int(host.container.ssh("id", "-u", ACCOUNT).stdout)
+    assert {os.stat(f"/proc/{one}").st_uid for one in marked(host.root)} == {account}
+    assert host.deploy("baseline").succeeded().recap["changed"] == 0
+
     os.kill(host.server, signal.SIGKILL)
-    wait_for(lambda: host.unit("ActiveState") == "failed", "the unit has failed", 5)
-    time.sleep(1)
+    wait_for(lambda: host.unit("ActiveState") == "failed", "the unit has failed", 20)
     assert host.unit("Result", "NRestarts") == {"Result": "signal", "NRestarts": "0"}
     host.nothing_runs("failed")
     said = host.run("status").succeeded().said
-    assert "no server process runs" in said, said
+    for words in (
+        "no server process runs",
+        "restarted 3 times in 120 minutes",
+        "deploy.yml starts it",
+        "restarted at ",
+    ):
+        assert words in said, said
+    host.deploy("baseline").succeeded()
+    host.serves(release)
+    assert "alarm" not in host.run("status").succeeded().said
+
+
+def test_an_experiment_is_not_restarted_and_a_start_that_fails_is_not_repeated(serving):
+    """No restart hides a crash; a start that fails after two seconds has one reason; the release before returns."""
+    host, release = serving
+    restarts = len(host.ledger("restart"))
+    host.deploy("fewchan", promote=False).succeeded()
+    os.kill(host.server, signal.SIGKILL)
+    wait_for(lambda: host.unit("ActiveState") == "failed", "the unit has failed", 10)
+    time.sleep(3)
+    host.nothing_runs("failed")
+    assert "only a promoted one is restarted" in host.run("status").succeeded().said
+    host.run("rollback").succeeded()
 
     starts = len(host.ledger("start"))
     crash = fault(phases={"imports": 2}, crash={"phase": "distributed", "log": "bad_flag"})
     host.deploy("fewchan", **crash).refused("unrecognized arguments", "is rejected", "serves again")
     host.serves(release)
     assert len(host.ledger("start")) == starts + 2
-    assert host.unit("NRestarts") == "0"
+    assert len(host.ledger("restart")) == restarts and host.unit("NRestarts") == "0"
 
 
 def test_stop_reboot_and_start_by_hand(serving):
     """A stop leaves nothing, a reboot starts nothing, and the current release can be started without Ansible."""
     host, release = serving
+    restarts = len(host.ledger("restart"))
     host.run("stop").succeeded()
+    time.sleep(3)
     host.nothing_runs()
+    assert len(host.ledger("restart")) == restarts
     assert host.current == release
     host.container.ssh("systemctl", "start", "sglang-server")
     wait_for(lambda: not host.port_is_free(), "the server listens", 20)

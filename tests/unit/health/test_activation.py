@@ -102,6 +102,10 @@ UNFUSED = [
     "Disabling flashinfer allreduce fusion permanently.",
     "Failed to initialize FlashInfer workspace (backend=trtllm): out of memory. "
     "Disabling flashinfer allreduce fusion permanently.",
+    "FlashInfer workspace preflight: cuMemCreate probe failed on at least one rank. Skipping allreduce fusion to avoid "
+    "cross-rank divergence.",
+    "FlashInfer allreduce fusion is forcibly disabled via --enforce-disable-flashinfer-allreduce-fusion.",
+    "Disable --enable-flashinfer-allreduce-fusion because deterministic inference is enabled.",
     "FlashInfer workspace preflight probe failed (CUDA_ERROR_NOT_SUPPORTED). Skipping allreduce fusion.",
     "FlashInfer allreduce fusion disabled globally because workspace initialization failed on at least one rank.",
     "FlashInfer AllReduce fusion disabled: the 8 ranks of this group are not confirmed to share one NVLink clique",
@@ -131,3 +135,65 @@ def test_fusion_that_the_log_switches_off_is_an_error_whatever_server_info_says(
     # Nobody asked for it: no fault.
     assert rules.judge(launch(), info, lines, "cuda") == []
     assert names(rules.judge(asked, info, lines, "cpu")) == [("not-exercised", "info")] * 3
+
+
+IPC_ENABLED = "FlashInfer PCIe-IPC all-reduce enabled (world=8, workspace sized on first reduction)"
+IPC_BUILT = "FlashInfer PCIe-IPC workspace built (world=8, max_numel=458752, hidden=7168)"
+# What SGLang 0.5.21 to 0.5.23 say where they go on with NCCL.
+IPC_OFF = [
+    "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE is set but this FlashInfer build has no pcie_ipc_comm; falling back to NCCL "
+    "all-reduce.",
+    "Setup FlashInfer PCIe-IPC allreduce failed with CUDA error: peer access is not supported.",
+    "FlashInfer PCIe-IPC workspace (max_numel=458752) failed: out of memory; reductions stay on NCCL",
+    "Deterministic inference is on; leaving PCIe-IPC all-reduce off. Its kernels pick a tactic per shape, so the "
+    "reduction order would follow the batch shape.",
+    "FlashInfer PCIe-IPC all-reduce serves bf16 only; torch.float16 reductions stay on NCCL.",
+]
+IPC_SEED = [
+    "FlashInfer PCIe-IPC autotune failed (timeout); keeping the seed policy.",
+    "FlashInfer PCIe-IPC autotune covered no shapes for hidden=7168 (requested rows (1, 2)); the kernels keep the seed "
+    "policy.",
+    "FlashInfer PCIe-IPC all-reduce has no host group to autotune on; running FlashInfer's seed policy instead of "
+    "measured tactics.",
+    "FlashInfer PCIe-IPC all-reduce: --disable-flashinfer-autotune is set; keeping FlashInfer's seed policy.",
+    "FlashInfer PCIe-IPC is sizing its workspace from the fixed fallback width 64, not from this server's decode "
+    "config; set SGLANG_PCIE_IPC_MAX_NUMEL to override.",
+]
+
+
+def ipc(value, *lines, device="cuda"):
+    """Return (rule, level) for a launch whose variable has a value and whose log has these lines."""
+    asked = launch()
+    asked["expect"]["env"]["SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"] = value
+    found = rules.judge(asked, INFO, ["Capture cuda graph end.", *lines], device)
+    return [item for item in names(found) if item[0] != "not-exercised"]
+
+
+def test_pcie_ipc_is_proven_by_its_workspace_only():
+    assert ipc("1", IPC_ENABLED, IPC_BUILT) == []
+    assert ipc("true", IPC_ENABLED) == [("pcie-ipc", "warning")]
+    assert ipc("1") == [("pcie-ipc", "warning")]
+    assert ipc("0") == ipc("1", device="cpu") == []
+
+
+@pytest.mark.parametrize("line", IPC_OFF)
+def test_pcie_ipc_that_the_log_switches_off_is_an_error(line):
+    """One rank that built its workspace does not make up for another one that did not."""
+    assert ipc("1", IPC_ENABLED, IPC_BUILT, f"[2026-11-29 10:00:00 TP3] {line}") == [("pcie-ipc", "error")]
+    assert ipc("0", line) == []
+
+
+@pytest.mark.parametrize("line", IPC_SEED)
+def test_pcie_ipc_without_its_tuning_is_told(line):
+    assert ipc("1", IPC_ENABLED, IPC_BUILT, line) == [("pcie-ipc-untuned", "warning")]
+    assert ipc("1", IPC_ENABLED, IPC_BUILT, "FlashInfer PCIe-IPC all-reduce autotuned 9 shape(s)") == []
+
+
+@pytest.mark.parametrize(
+    "reason", ["your platform lacks GPU P2P capability", "it's not supported on more than two PCIe-only GPUs"]
+)
+def test_the_engines_own_all_reduce_that_is_off_is_told(reason):
+    line = f"Custom allreduce is disabled because {reason}."
+    asked = dict(INFO, disable_custom_all_reduce=False)
+    assert ("custom-all-reduce", "warning") in names(rules.from_log(launch(), asked, [line]))
+    assert ("custom-all-reduce", "warning") not in names(rules.from_log(launch(), INFO, [line]))

@@ -4,8 +4,8 @@
     gpu_bundle.py [--output FILE] [--limit-mib 64]
 
 The packages are those of tests/gpu/bundle.in, at their pinned versions, for Python 3.12; torch and its libraries come
-with the machine. Of sglang-kernel only the part for SM90 is kept, since the others are a hundred times larger than all the rest.
-Unpack it and run `tests/gpu/run` of it there. Downloads stay in .cache/gpu-bundle, so that a second build takes a minute.
+with the machine. Of sglang-kernel only the part for SM90 is kept: the others outweigh the rest a hundred times.
+Unpack it there and run project/tests/gpu/run. Downloads stay in .cache/gpu-bundle: a second build takes a minute.
 """
 
 from __future__ import annotations

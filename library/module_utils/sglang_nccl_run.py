@@ -113,7 +113,8 @@ class Workers:
             with open(site, "w", encoding="utf-8") as handle:
                 handle.write(setting["site"])
         request = {
-            "name": setting["name"], "variables": setting["variables"], "site": site, "folder": folder, "limit": limit,
+            "name": setting["name"], "variables": setting["variables"],
+            "defaults": setting.get("defaults") or {}, "site": site, "folder": folder, "limit": limit,
             "backend": backend, "devices": devices, "timed": timed, "budget": budget, "world": plan["world"],
             "dtype": plan["dtype"], "steps": plan["steps"],
         }  # fmt: skip
@@ -194,18 +195,20 @@ def digest(events, plan, logs, elapsed):
         for rank, code in (end or {}).get("codes", {}).items()
         if code and int(rank) not in (end or {})["killed"]
     }
-    if mistakes:
+    # A rank that a signal ended told nothing; what the others say then follows from it.
+    silent = {rank: code for rank, code in dead.items() if code < 0 and rank not in {item["rank"] for item in mistakes}}
+    if mistakes and not silent:
         first = mistakes[0]
         found["outcome"] = "wrong" if first["type"] == "ArithmeticError" else "failed"
-        found["message"], found["failed_ranks"] = (
-            cause(first, found["log"]),
-            sorted({item["rank"] for item in mistakes}),
-        )
+        found["message"] = cause(first, found["log"])
+        # What fails elsewhere or in another way follows from the first.
+        alike = [item for item in mistakes if all(item[key] == first[key] for key in ("type", "phase", "step", "mode"))]
+        found["failed_ranks"] = sorted({item["rank"] for item in alike})
         found["where"] = {key: first[key] for key in ("phase", "step", "mode")}
     elif dead:
-        rank, code = min(dead.items())
+        rank, code = min((silent or dead).items())
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        found.update(outcome="crashed", message=f"rank {rank} ended with {how}", failed_ranks=sorted(dead))
+        found.update(outcome="crashed", message=f"rank {rank} ended with {how}", failed_ranks=sorted(silent or dead))
         found["where"] = _place(places.get(rank))
     elif end is None or end["timed_out"] or len(found["ranks"]) < plan["world"]:
         behind = min(range(plan["world"]), key=lambda rank: _order(places.get(rank)))

@@ -115,11 +115,6 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
     :param exercised: whether this was NCCL.
     """
     name, found = setting["name"], []
-    if not exercised:
-        found.append(
-            finding(RUNG, "probe-not-exercised", "info", "not exercised: NCCL; the collectives ran through gloo", name,
-                    "probe on a host with GPUs")
-        )  # fmt: skip
     if trial["outcome"] != "ok":
         seen, advice = _advice(trial, setting["variables"], host)
         verb = {"failed": "fails", "wrong": "gives wrong values", "hung": "hangs", "crashed": "crashes"}[
@@ -134,7 +129,8 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
                     f"variant {name}; they wait for the driver",
                     "look for Xid in the kernel log; a reboot may be needed")
         )  # fmt: skip
-    if base is not None and trial["outcome"] == base["outcome"] == "ok":
+    # Times of gloo say nothing about NCCL.
+    if exercised and base is not None and trial["outcome"] == base["outcome"] == "ok":
         phases = {}
         for step, mode, factor in slower(trial, base, threshold):
             phases.setdefault(step["phase"], (step, mode, factor))

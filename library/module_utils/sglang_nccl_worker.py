@@ -66,8 +66,9 @@ class Rank:
         os.environ["SGLANG_NCCL_PROBE_RANK"] = str(self.rank)
         if self.request["site"]:
             runpy.run_path(self.request["site"])
-        for name, value in self.request["variables"].items():
-            os.environ.setdefault(name, value)
+        for values in (self.request["variables"], self.request["defaults"]):
+            for name, value in values.items():
+                os.environ.setdefault(name, value)
         self.seen = {name: os.environ.get(name) for name in self.request["variables"]}
         self.seen.update((name, value) for name, value in os.environ.items() if name.startswith("NCCL_"))
         os.environ.update(

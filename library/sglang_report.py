@@ -14,7 +14,7 @@ description:
   - What has not changed since the last report is not written again.
 options:
   histories:
-    description: By host name, the text that M(sglang_history) returned as RV(sglang_history#module:history).
+    description: By host name, the text C(history) that M(sglang_history) returned.
     type: dict
     required: true
   unread:
@@ -28,7 +28,7 @@ options:
     required: true
   plan:
     description:
-      - Path of a plan on the controller. Empty takes C(plan.yml) of the checkout where there is one.
+      - Path of a plan on the controller. Empty takes C(inventory/plan.yml) of the checkout where there is one.
     type: str
     default: ""
   baseline:

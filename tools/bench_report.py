@@ -30,7 +30,7 @@ def build(packed):
     import sglang_report_page
     import sglang_report_plan
 
-    plan = sglang_report_plan.parse((ROOT / "plan.example.yml").read_text(encoding="utf-8"), "plan.example.yml")
+    plan = sglang_report_plan.parse((ROOT / "docs/plan.example.yml").read_text(encoding="utf-8"), "plan.example.yml")
     report = sglang_report_data.build({"gpu01": sglang_history_read.unpack(packed)}, plan)
     texts = sglang_report_page.files(report, ROOT / "plugins" / "data")
     return time.perf_counter() - begin, texts
@@ -53,7 +53,9 @@ def main():
     page = len(texts["report.html"].encode()) / 1e6
     print(f"ledger: {lines} lines, {count} runs, {history['raw']['read']} raw results read")
     print(f"host: read and packed in {reading:.2f} s, {len(packed) / 1e6:.2f} MB to the controller")
-    print(f"controller: first report {first:.2f} s with its libraries, best of three {best:.2f} s, target {SECONDS:g} s")
+    print(
+        f"controller: first report {first:.2f} s with its libraries, best of three {best:.2f} s, target {SECONDS:g} s"
+    )
     print("files: " + ", ".join(f"{name} {len(text) / 1e6:.2f} MB" for name, text in texts.items()))
     missed = [f"{first:.2f} s, target {SECONDS:g} s"] if first > SECONDS else []
     missed += [f"page of {page:.2f} MB, target {PAGE_MB:g} MB"] if page > PAGE_MB else []

@@ -42,7 +42,7 @@ def read_plan(path):
     """
     from sglang_report_plan import parse
 
-    own = ROOT / "plan.yml"
+    own = ROOT / "inventory" / "plan.yml"
     if not path and not own.is_file():
         return "", []
     path = path or str(own)

@@ -52,7 +52,7 @@ def parse(text, name):
     except yaml.YAMLError as error:
         raise PlanError(f"{name} is no YAML: {error}") from None
     if not isinstance(plan, dict) or plan.get("schema") != 1 or not isinstance(plan.get("interventions"), list):
-        raise PlanError(f"{name} must hold 'schema: 1' and the list 'interventions'; plan.example.yml shows one.")
+        raise PlanError(f"{name} must hold 'schema: 1' and the list 'interventions'; docs/plan.example.yml shows one.")
     wrong = [
         f"unknown key {key!r}{_near(key, ('schema', 'interventions'))}"
         for key in plan.keys() - {"schema", "interventions"}

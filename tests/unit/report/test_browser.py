@@ -34,7 +34,7 @@ def seen(history, tmp_path_factory):
         reason = f"{' and '.join(missing)}: make browser installs both"
         pytest.fail(reason) if os.environ.get("SGLANG_TEST_BROWSER") == "required" else pytest.skip(reason)
     folder = tmp_path_factory.mktemp("page")
-    items = plan.parse((ROOT / "plan.example.yml").read_text(), "plan.example.yml")
+    items = plan.parse((ROOT / "docs/plan.example.yml").read_text(), "plan.example.yml")
     probe = {
         "time": "2026-01-05T03:00:00.000Z",
         "event": "probe",

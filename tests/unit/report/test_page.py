@@ -50,7 +50,7 @@ class Reader(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def items(repository):
-    return plan.parse((repository / "plan.example.yml").read_text(), "plan.example.yml")
+    return plan.parse((repository / "docs/plan.example.yml").read_text(), "plan.example.yml")
 
 
 @pytest.fixture(scope="module")

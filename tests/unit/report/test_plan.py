@@ -17,7 +17,7 @@ def parsed(*items, **more):
 
 
 def test_the_example_is_a_plan(repository):
-    items = plan.parse((repository / "plan.example.yml").read_text(), "plan.example.yml")
+    items = plan.parse((repository / "docs/plan.example.yml").read_text(), "plan.example.yml")
     catalogue = yaml.safe_load((repository / "group_vars/all/variants.yml").read_text())["sglang_variants"]
     assert len(items) > 10 and {item["variant"] for item in items} <= set(catalogue)
 

@@ -57,7 +57,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks systemd integration releases browser bench-deploy bench-client bench-report
+.PHONY: test lint unit pythons spec molecule playbooks decisions systemd integration releases browser bench-deploy bench-client bench-report
 test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
@@ -88,6 +88,10 @@ playbooks: testenv ## the verbs: dry runs, refusals, faults; two runs side by si
 	wait $$second || failed=1
 	cat .cache/playbooks.log
 	exit $$failed
+
+decisions: testenv ## how a release is judged, case by case, and a table of how often that is right; not part of test
+	SGLANG_TEST_DECISIONS=1 $(PYTEST) tests/playbooks/test_decision_policies.py
+	.venv/bin/python tools/simulate_decisions.py
 
 systemd: testenv ## the verbs under a real systemd in a container, or skipped with the reason; not part of test
 	$(PYTEST) tests/systemd

@@ -199,11 +199,12 @@ class Handler(BaseHTTPRequestHandler):
             "#queue-req: 0, input throughput (token/s): 9.39, cpu graph: False",
             0 if state.args["tp_size"] > 1 else None,
         )
+        said = (fault["text"] or "").split() or WORDS
         words = {
             "empty": [""] * limit,
             "one_token": WORDS[:1],
             "degenerate": [fault["text"] or "foss"] * limit,
-        }.get(mode) or [WORDS[i % len(WORDS)] for i in range(limit)]
+        }.get(mode) or [said[i % len(said)] for i in range(limit)]
         answer = _Answer(kind, state.model, words, int(bool(mode == "empty")))
         if not body.get("stream"):
             time.sleep(state.script["token_seconds"] * len(words))
@@ -235,7 +236,7 @@ class _Answer:
     def __init__(self, kind, model, words, blank):
         self.kind, self.words = kind, words
         self.pieces = ["" if blank else f" {word}" for word in words]
-        self.ids = [WORDS.index(word) + 100 if word in WORDS else 7 for word in words]
+        self.ids = [WORDS.index(word) + 100 if word in WORDS else 200 + sum(map(ord, word)) % 700 for word in words]
         self.base = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
         self.usage = {
             "prompt_tokens": 2,

@@ -190,7 +190,8 @@ def record(params, result):
     sglang_ledger.append(
         params["root"],
         {
-            "event": "probe", "run": params["run"], "variant": params["variant"] or None, "verdict": "passed" if result["verdict"]["ok"] else "refused",
+            "event": "probe", "run": params["run"], "variant": params["variant"] or None,
+            "verdict": "passed" if result["verdict"]["ok"] else "refused",
             "failures": result["verdict"]["failures"], "elapsed": result["elapsed"], "exercised": result["exercised"],
             "results": [{key: row[key] for key in kept} for row in result["results"]],
         },

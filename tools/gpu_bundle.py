@@ -5,7 +5,7 @@
 
 The packages are those of tests/gpu/bundle.in, at their pinned versions, for Python 3.12; torch and its libraries come
 with the machine. Of sglang-kernel only the part for SM90 is kept: the others outweigh the rest a hundred times.
-Unpack it there and run project/tests/gpu/run. Downloads stay in .cache/gpu-bundle: a second build takes a minute.
+Unpack it there and run project/tests/gpu/run.py. Downloads stay in .cache/gpu-bundle: a second build takes a minute.
 """
 
 from __future__ import annotations

@@ -95,4 +95,4 @@ def make_plan(config, args, world, batches=BATCHES, graphs=True):
 def bus_bandwidth(collective, size, world, microseconds):
     """Return the bus bandwidth in GB/s as nccl-tests defines it: what each link carries for any number of ranks."""
     factor = {"all_reduce": 2 * (world - 1) / world, "broadcast": 1}.get(collective, (world - 1) / world)
-    return round(size * factor / microseconds / 1e3, 3)
+    return float(f"{size * factor / microseconds / 1e3:.4g}")

@@ -10,7 +10,7 @@ short_description: Judge by its stored runs whether a release stays
 description:
   - Compares the runs of a release with those of another one and says C(better), C(equal), C(worse), C(inconclusive) or
     C(not comparable), with an interval for each metric. C(first) means that there is nothing to compare with.
-  - Only runs of the same fingerprint and workload are compared. What counts is in C(docs/benchmark.md).
+  - Only runs of the same fingerprint and workload are compared. What counts is in C(docs/deciding.md).
   - The figures are computed on the controller by the action plugin; the host reads its ledger and appends the event
     C(decision).
   - The task fails where RV(outcome=rollback), with the numbers in its message.

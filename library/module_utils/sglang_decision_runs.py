@@ -50,7 +50,7 @@ def read(root, run, releases, variants, metrics):
     runs, scores, looks, spent, start = [], [], {}, {}, 0
     for event in events:
         name, release = event["event"], event.get("release")
-        if name == "start":
+        if name in ("start", "restart"):
             start += 1
         elif name == "run":
             if event.get("run") == run:

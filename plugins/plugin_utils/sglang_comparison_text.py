@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 WORDS = {"decode_tok_s_p50": "decode speed", "ttft_ms_p50": "time to first token", "known_answers": "right answers"}
+WAY_OUT = {
+    "inconclusive": "-e repeats=N or -e sglang_decision_budget=SECONDS measures longer, compare.yml starts both "
+    "in turn, -e on_inconclusive=keep takes the new one as it is",
+    "not comparable": "benchmark.yml, three times, measures the release that serves under these conditions, "
+    "compare.yml starts both in turn, -e on_inconclusive=keep takes the new one as it is",
+}
 # A ratio whose interval is wider says nothing that digits could.
 WIDE = 9.995
 
@@ -83,4 +89,7 @@ def comparison_lines(decision):
     else:
         lines.append(f"{decision['verdict']}: {decision['reason']}")
     lines += [metric_line(entry, decision["confidence"]) for entry in decision["metrics"]]
-    return lines + attribution_lines(decision["attribution"]) + speculation_lines(decision["speculation"])
+    lines += attribution_lines(decision["attribution"]) + speculation_lines(decision["speculation"])
+    if decision["outcome"] == "rollback" and decision["verdict"] in WAY_OUT:
+        lines.append(f"Way out: {WAY_OUT[decision['verdict']]}.")
+    return lines

@@ -137,6 +137,7 @@ def test_difference_of_conditions_is_the_first_line():
     event = decide(ARGS, data(found))
     assert event["lines"][0] == "not the same conditions: driver: 590.10 against 570.0"
     assert event["verdict"] == "not comparable" and event["outcome"] == "rollback"
+    assert event["lines"][-1].startswith("Way out: benchmark.yml")
     assert event["fingerprint"] == FINGERPRINT
 
 

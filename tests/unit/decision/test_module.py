@@ -16,6 +16,7 @@ def test_the_ledger_is_read_by_release_and_start(tmp_path):
         {"event": "start", "release": BASELINE},
         measured("baseline", 80.0),
         measured("stranger", 99.0),
+        {"event": "restart", "release": BASELINE},
         {"event": "start", "release": CANDIDATE},
         measured("fewchan", 70.0, "r1", accept=2.0),
         measured("fewchan", 71.0, "r1", valid=False),
@@ -29,13 +30,13 @@ def test_the_ledger_is_read_by_release_and_start(tmp_path):
     found = read(tmp_path, "r1", [CANDIDATE, BASELINE], [], ["decode_tok_s_p50"])
     assert [(item["variant"], item["start"], item["valid"]) for item in found["runs"]] == [
         ("baseline", 1, True),
-        ("fewchan", 2, True),
-        ("fewchan", 2, False),
+        ("fewchan", 3, True),
+        ("fewchan", 3, False),
     ]
     assert found["runs"][1]["metrics"] == {"decode_tok_s_p50": 70.0}
     assert found["runs"][1]["accept_length"] == 2.0
     assert found["looks"] == {CANDIDATE: 1} and found["spent"] == {CANDIDATE: 5.0}
-    assert found["scores"][0]["right"] == 9 and found["scores"][0]["start"] == 2
+    assert found["scores"][0]["right"] == 9 and found["scores"][0]["start"] == 3
     assert len(found["problems"]) == 1
 
 

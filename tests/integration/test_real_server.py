@@ -173,12 +173,29 @@ def test_killed_scheduler_is_mended(node):
     assert node.serves(release) != old
 
 
-def test_killed_server_is_started_again(node):
-    """A deploy of the same variant finds no server and starts the same release."""
-    release, variant = node.current, node.manifest(node.current)["variant"]
+def test_killed_scheduler_of_a_promoted_release_is_started_again(node):
+    """Without anybody's help: an alarm, a restart with its reason, a server that serves."""
+    release, old = node.current, node.server
+    os.kill(node.workers()[1], signal.SIGKILL)
+    event = wait_for(lambda: node.ledger("restart"), "the restart", 40)[-1]
+    assert node.ledger("worker_died")[-1]["pid"] == old and event["process"] == "sglang::scheduler_TP1"
+    wait_for(lambda: not node.port_is_free(), "the port", 120)
+    assert node.serves(release) != old
+    assert "restarted at" in node.run("status").succeeded().said
+
+
+def test_killed_server_that_nobody_promoted_stays_down(node):
+    """The same release while it is judged: a crash stays a crash, and status says so."""
+    manifest = node.root / "releases" / node.current / "manifest.json"
+    promoted = manifest.read_text()
+    restarts = len(node.ledger("restart"))
+    manifest.write_text(promoted.replace('"state": "promoted"', '"state": "active"'))
     os.kill(node.server, signal.SIGKILL)
-    node.deploy(variant).succeeded()
-    node.serves(release)
+    event = wait_for(lambda: node.ledger("alarm"), "the alarm", 20)[-1]
+    manifest.write_text(promoted)
+    assert event["kind"] == "server_died" and "only a promoted one is restarted" in event["why"]
+    assert "alarm: " in node.run("status").succeeded().said
+    assert not node.servers() and len(node.ledger("restart")) == restarts
 
 
 def test_stop_leaves_nothing(node):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 import time
 
@@ -122,6 +123,37 @@ def test_a_quiet_server_is_asked_and_answers(made, endpoint, tmp_path):
     path, key, body = endpoint.asked[0]
     assert (path, key) == ("/generate", "Bearer secret-key-of-this")
     assert json.loads(body)["sampling_params"]["max_new_tokens"] == 2
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+def test_ipv6_and_a_name_of_two_families(tmp_path, host):  # F22
+    """A listener of one family behind a name of two, and an address in brackets."""
+    family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+
+    class Server(http.server.ThreadingHTTPServer):
+        """A server of one family."""
+
+        address_family = family
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """Answers two tokens."""
+
+        def log_message(self, *_args):
+            """Nothing."""
+
+        do_POST = TOKENS  # noqa: N815
+
+    server = Server(("::1" if host == "[::1]" else "127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        launch = {"log": str(tmp_path / "none"), "endpoint": f"http://{host}:{server.server_address[1]}", "env": {}}
+        probe = sglang_launch_probe.Probe(dict(launch, argv=[]))
+        probe._ask()
+        assert probe.served and probe.error == ""
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_silence_is_found_within_a_minute(made, endpoint):

@@ -69,6 +69,10 @@ def test_only_a_wait_that_goes_on_elsewhere_is_shown(tmp_path, log, repository):
     probe = {"ready": False, "busy": False, "phase": "weights", "waiting": shown, "last_error": "", "cause": None}
     info = {"current": None, "previous": None, "lock": None, "problems": [], "releases": []}
     assert f"health: starting: {shown}" in text.status_lines(info, probe, {}, "http://127.0.0.1:1")
+    again = {"time": "2026-01-01T00:00:00.000Z", "reason": "TP1 died", "why": "restart 1 of 3 in 120 minutes"}
+    lines = text.status_lines(dict(info, restarts=[again]), dict(probe, alarm="it is down"), {}, "http://127.0.0.1:1")
+    assert "alarm: it is down" in lines
+    assert "restarted at 2026-01-01T00:00:00.000Z: TP1 died (restart 1 of 3 in 120 minutes)" in lines
     with open(progress.path_of(release), "w", encoding="utf-8") as handle:
         json.dump(dict(data, updated=data["updated"] - 60), handle)
     assert progress.waiting(release) is None

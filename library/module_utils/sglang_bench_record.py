@@ -64,4 +64,7 @@ def read_records(path):
 
 def event(document, path):
     """Return the ledger's line for a run: everything but the definitions; the raw records stay in their file."""
-    return {"event": "run", "result": path, **{key: value for key, value in document.items() if key != "definitions"}}
+    # Schema and time of a line are the ledger's own.
+    names = {"schema": "result_schema", "time": "began"}
+    kept = {names.get(key, key): value for key, value in document.items() if key != "definitions"}
+    return {"event": "run", "result": path, **kept}

@@ -28,8 +28,8 @@ def append(root, event):
     """
     if not event.get("event"):
         raise ValueError("a ledger event needs the key 'event'")
-    line = {"schema": SCHEMA, "time": utc_now(), "variant": None, "release": None}
-    line.update(without_secrets(event))
+    # Time and schema are those of the line, whatever the event brings along.
+    line = {"variant": None, "release": None, **without_secrets(event), "schema": SCHEMA, "time": utc_now()}
     run = event.get("run")
     if isinstance(run, dict):
         line.update(run=run.get("id"), user=run.get("user"), controller=run.get("controller"))

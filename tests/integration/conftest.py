@@ -15,6 +15,7 @@ import tempfile
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import ledger_schema  # noqa: E402
 from deployment import Node  # noqa: E402
 
 BUILD_LIMIT = 1500
@@ -31,5 +32,8 @@ def node():
     node = Node(folder / "n", **variables)
     node.first = node.run("deploy", variant="fewchan_fusion", timeout=BUILD_LIMIT)
     yield node
-    node.destroy()
+    try:
+        ledger_schema.check(node.root)
+    finally:
+        node.destroy()
     shutil.rmtree(folder)

@@ -36,6 +36,12 @@ def test_missing_ledger_is_empty(tmp_path):
     assert sglang_ledger.read(tmp_path) == ([], [])
 
 
+def test_schema_and_time_are_those_of_the_line(tmp_path):
+    sglang_ledger.append(tmp_path, {"event": "run", "run": RUN, "schema": 2, "time": "2020-01-01T00:00:00Z"})
+    (event,) = sglang_ledger.read(tmp_path)[0]
+    assert event["schema"] == sglang_ledger.SCHEMA and event["time"] > "2026"
+
+
 def test_event_without_a_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="event"):
         sglang_ledger.append(tmp_path, {"run": RUN})

@@ -32,6 +32,9 @@ deploy: controller ## set up what is missing and deploy VARIANT on the embedded 
 rollback status benchmark precheck prune report stop: controller
 	$(PLAYBOOK) $@.yml $(EXTRA)
 
+compare: controller ## start VARIANT and another one in turn and judge; EXTRA='-e against=baseline -e rounds=3'
+	$(PLAYBOOK) compare.yml -e variant=$(VARIANT) $(EXTRA)
+
 canary: controller ## try VARIANT with dummy weights beside the live server; switches nothing
 	$(PLAYBOOK) canary.yml -e variant=$(VARIANT) $(EXTRA)
 

@@ -89,7 +89,9 @@ def comparison_lines(decision):
     else:
         lines.append(f"{decision['verdict']}: {decision['reason']}")
     lines += [metric_line(entry, decision["confidence"]) for entry in decision["metrics"]]
-    lines += attribution_lines(decision["attribution"]) + speculation_lines(decision["speculation"])
+    # The first release of a host cannot have been compared with three others.
+    lines += attribution_lines(decision["attribution"]) if decision["against"] else []
+    lines += speculation_lines(decision["speculation"])
     if decision["outcome"] == "rollback" and decision["verdict"] in WAY_OUT:
         lines.append(f"Way out: {WAY_OUT[decision['verdict']]}.")
     return lines

@@ -144,7 +144,8 @@ def test_difference_of_conditions_is_the_first_line():
 def test_first_release_is_promoted_and_budget_ends_measuring():
     """Nothing to compare with; and an inconclusive comparison goes on until its seconds or its looks are spent."""
     found = data(grid(70.0))
-    assert decide(dict(ARGS, against=""), found)["outcome"] == "promote"
+    first = decide(dict(ARGS, against=""), found)
+    assert first["outcome"] == "promote" and first["lines"] == ["first: no other promoted release to compare with"]
     open_one = data([run("fewchan_fusion", 70.0), *runs("baseline", [80.0] * 5)])
     assert decide(ARGS, open_one)["outcome"] == "measure"
     assert decide(ARGS, dict(open_one, spent={ARGS["release"]: 100.0}))["outcome"] == "rollback"

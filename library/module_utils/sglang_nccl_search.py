@@ -168,6 +168,9 @@ class Search:
             level = []
             for item in best[:2]:
                 level += [other for other in extensions(item, self.allowed) if other not in level]
+        # Where the time was too short for a second look, the first one has to do.
+        works = [row for row in self.rows.values() if row["score"] is not None]
+        finalists = finalists or [item for item in self.allowed if item["name"] in {row["name"] for row in works}]
         finalists.sort(key=lambda item: self.rows[item["name"]]["score"])
         self.rate(finalists[:3], 2, 1)
         return sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
@@ -186,31 +187,39 @@ class Session:
             found.setdefault(digest(early), []).append(item)
         return list(found.values())
 
-    def measure(self, settings, done=None):
-        """Try settings in one scratch folder, which is gone afterwards; DONE is called with each trial."""
+    @contextlib.contextmanager
+    def scratch(self):
+        """Give a scratch folder that is gone afterwards; then look for what the probe has left on the host."""
         os.makedirs(self.folder, mode=0o755, exist_ok=True)
-        before, trials = memory_used(self.host) if self.cuda else [], {}
-        scratch = tempfile.mkdtemp(prefix="run-", dir=self.folder)
-        os.chmod(scratch, 0o755)
+        before = memory_used(self.host) if self.cuda else []
+        folder = tempfile.mkdtemp(prefix="run-", dir=self.folder)
+        os.chmod(folder, 0o755)
         try:
-            for number, group in enumerate(self.groups(settings)):
-                folder = os.path.join(scratch, f"worker-{number}")
-                os.mkdir(folder)
-                workers = sglang_nccl_run.Workers(
-                    self.params["python"], folder, self.environment(group, folder), self.user
-                )
-                try:
-                    for item in group:
-                        trials[item["name"]] = sglang_nccl_verdict.complete(self.trial(workers, item), item["plan"])
-                        if done:
-                            done(item, trials[item["name"]])
-                finally:
-                    self.left += workers.close()
+            yield folder
         except sglang_nccl_run.WorkerError as error:
             raise ProbeError(f"python: {error}") from error
         finally:
-            shutil.rmtree(scratch)
+            shutil.rmtree(folder)
         self.look_back(before)
+
+    @contextlib.contextmanager
+    def workers(self, group, folder):
+        """Give the worker program of settings that can share one; it has ended afterwards."""
+        os.mkdir(folder)
+        found = sglang_nccl_run.Workers(self.params["python"], folder, self.environment(group, folder), self.user)
+        try:
+            yield found
+        finally:
+            self.left += found.close()
+
+    def measure(self, settings):
+        """Try settings and return their trials by name."""
+        trials = {}
+        with self.scratch() as scratch:
+            for number, group in enumerate(self.groups(settings)):
+                with self.workers(group, os.path.join(scratch, str(number))) as workers:
+                    for item in group:
+                        trials[item["name"]] = sglang_nccl_verdict.complete(self.trial(workers, item), item["plan"])
         return trials
 
     def environment(self, group, folder):
@@ -232,10 +241,10 @@ class Session:
         early = {name: value for name, value in first["variables"].items() if not name.startswith("NCCL_")}
         return {**early, **env}
 
-    def trial(self, workers, item):
-        """Try one setting."""
+    def trial(self, workers, item, plan=None, **more):
+        """Try one setting, with another plan than its own where one is given."""
         backend = "nccl" if self.cuda else "gloo"
-        return workers.trial(item, item["plan"], self.params["limit"], backend, item["devices"])
+        return workers.trial(item, plan or item["plan"], self.params["limit"], backend, item["devices"], **more)
 
     def look_back(self, before):
         """Note processes and memory that the probe has left."""

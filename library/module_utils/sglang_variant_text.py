@@ -5,7 +5,21 @@ from __future__ import annotations
 import shlex
 
 from ansible.module_utils.sglang_findings import summary
-from ansible.module_utils.sglang_variant_schema import SECTIONS
+from ansible.module_utils.sglang_variant_schema import SECTIONS, holds_secret
+
+HIDDEN = "(not shown)"
+
+
+def hide(variant):
+    """Return a copy of a resolved variant to show, without the values that are secrets."""
+    shown = {
+        section: {
+            key: HIDDEN if value not in (None, "", False) and holds_secret(section, key) else value
+            for key, value in variant[section].items()
+        }
+        for section in SECTIONS
+    }
+    return {**variant, **shown}
 
 
 def table(rows):
@@ -46,7 +60,7 @@ def explain(name, resolved, engine, difference=None):
     :param engine: declared SGLang version.
     :param difference: of :func:`sglang_variant_resolve.difference`, or None.
     """
-    variant = resolved["variant"]
+    variant = hide(resolved["variant"])
     lines = [
         f"{variant['name']}: {variant['summary']}",
         f"for {name} with SGLang {engine}; the variant is for {variant['engines'] or 'every release'}",

@@ -63,7 +63,8 @@ class ActionModule(ActionBase):
             if args["against"] is not None:
                 sglang_variant_resolve.check_name(args["against"], args["catalogue"], "against")
                 other = self.judge(args["against"], args)["variant"]
-                result["difference"] = sglang_variant_resolve.difference(result["variant"], other)
+                sides = [sglang_variant_text.hide(item) for item in (result["variant"], other)]
+                result["difference"] = sglang_variant_resolve.difference(*sides)
             if args["explain"]:
                 host = known.get("inventory_hostname", "the controller")
                 result["explanation"] = sglang_variant_text.explain(
@@ -73,6 +74,9 @@ class ActionModule(ActionBase):
             result["findings"] = error.findings
         wrong = errors(result["findings"])
         if wrong:
+            # A failed task is shown whole, with the secret that it may have been refused for.
+            if "variant" in result:
+                result["variant"] = sglang_variant_text.hide(result["variant"])
             result.update(failed=True, msg=summary(wrong))
         return result
 

@@ -53,6 +53,11 @@ CASES = {
     "against_unknown": {"against": "fewchn"},
     "against_empty": {"against": ""},
     "host": {"base": {"nccl": {"NCCL_DEBUG": "WARN"}}, "host": {"nccl": {"NCCL_DEBUG": "INFO"}}, "explain": True},
+    "secret": {
+        "overrides": {"env": {"HF_TOKEN": "hunter2"}, "args": {"api-key": "hunter2"}},
+        "against": "fewchan",
+        "explain": True,
+    },
     "outside": {"launch": {"server_env": ["NCCL_ALGO", "HF_TOKEN"]}},
     "no_dict": {"launch": {"server_env": list("NCCL_ALGO=Tree")}},
     "no_version": {"launch": {"nccl_version": "latest"}},
@@ -189,6 +194,14 @@ def test_force_lets_lint_errors_pass_and_keeps_them_as_warnings(outcome):
     hit = next(item for item in result["findings"] if item["rule"] == "nccl-algo-collective")
     assert hit["level"] == "warning"
     assert hit["message"].endswith("Overridden by force.")
+
+
+def test_a_secret_in_a_refused_variant_is_shown_nowhere(outcome):
+    result = outcome["secret"]
+    assert {item["rule"] for item in result["findings"] if item["level"] == "error"} == {"env-secret", "flag-secret"}
+    assert "hunter2" not in json.dumps(result)
+    assert result["variant"]["env"]["HF_TOKEN"] == "(not shown)"
+    assert "args.api-key" in result["explanation"] and "--api-key '(not shown)'" in result["explanation"]
 
 
 def test_against_gives_the_difference_and_explain_the_text(outcome):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.module_utils.sglang_lint_fusion import FUSION_PATCH
-from ansible.module_utils.sglang_lint_rules import SPECULATIVE, rule
-from ansible.module_utils.sglang_release_store import names_secret
-from ansible.module_utils.sglang_variant_schema import matches
+from ansible.module_utils.sglang_lint_rules import KIMI, SPECULATIVE, rule
+from ansible.module_utils.sglang_variant_schema import holds_secret, matches
 
 # NEXTN is another name of EAGLE.
-KIMI_DRAFT = re.compile(r"kimi-?k2\.?5", re.IGNORECASE)
 DRAFTED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
 # SGLang writes these whatever was set before: (value, releases).
 OVERWRITTEN = {
@@ -33,6 +30,8 @@ READ_BY = {
     "SGLANG_PCIE_IPC_MAX_NUMEL": ">=0.5.22",
     "SGLANG_ENABLE_SPEC_V2": "<0.5.14",
 }
+# Names of the size of DP attention, from 0.5.22.
+ATTENTION_DP = ("attn-dp-size", "attention-data-parallel-size")
 OPEN_HOSTS = ("0.0.0.0", "::", "[::]", "")
 
 
@@ -116,7 +115,7 @@ def secret_variable(variant, _patches, _context):
     """A variable whose name says that it holds a secret; its value is not shown."""
     for section in ("env", "nccl"):
         for name, value in variant[section].items():
-            if value not in (None, "") and (names_secret(name) or name.upper().endswith("TOKEN")):
+            if value not in (None, "") and holds_secret(section, name):
                 seen = f"set by {variant['origins'].get(f'{section}.{name}', 'unknown')}"
                 advice = f"leave it out of the variant and give it as sglang_server_env: {{{name}: ...}}"
                 yield f"{section}.{name} would write a secret into site/sitecustomize.py", seen, advice
@@ -186,7 +185,7 @@ def speculative_model(variant, _patches, context):
     path = str(context.launch.get("model_path") or "")
     for flag in ("speculative-draft-model-path", "speculative-draft-model"):
         draft = context.argument(variant, flag)
-        if path and not context.kimi and KIMI_DRAFT.search(str(draft or "")):
+        if path and not context.kimi and KIMI.search(str(draft or "")):
             advice = "deploy it where the target is Kimi-K2.5, or give the draft model of this target"
             yield f"args.{flag} is a draft model for Kimi-K2.5", f"{draft}, for the target {path}", advice
 
@@ -200,20 +199,42 @@ def speculative_engine(variant, _patches, context):
         yield f"args.{SPECULATIVE} EAGLE3 needs SGLang 0.5.10", f"SGLang {context.engine}", "use 0.5.10 or later"
 
 
+def ranks(variant, context):
+    """Return ``(GPUs that one node needs, what multiplies tp_size)``.
+
+    Pipeline stages and data parallel replicas have GPUs of their own; with DP attention the replicas share those of
+    tp_size. Several nodes share what there is to do.
+    """
+    sizes = {
+        "pp-size": ("pp-size", "pipeline-parallel-size"),
+        "dp-size": ("dp-size", "data-parallel-size"),
+        "nnodes": ("nnodes",),
+    }
+    given = {name: [context.argument(variant, flag) for flag in flags] for name, flags in sizes.items()}
+    size = {name: next((item for item in items if isinstance(item, int)), 1) for name, items in given.items()}
+    if any(context.argument(variant, flag) for flag in ("enable-dp-attention", *ATTENTION_DP)):
+        size["dp-size"] = 1
+    need = context.tp_size * size["pp-size"] * size["dp-size"] // max(size["nnodes"], 1)
+    return need, "".join(f", {name} {value}" for name, value in size.items() if value > 1)
+
+
 @rule("tp-gpus", "error", "Fewer GPUs than ranks.")
-def too_few(_variant, _patches, context):
+def too_few(variant, _patches, context):
     """Each rank needs a GPU of its own."""
     count = int(context.launch.get("gpu_count") or 0)
-    if context.cuda and 0 < count < context.tp_size:
-        yield f"tp_size {context.tp_size} needs as many GPUs", f"{count} declared", "lower tp_size"
+    need, more = ranks(variant, context)
+    if context.cuda and 0 < count < need:
+        message = f"tp_size {context.tp_size}{more} needs {need} GPUs"
+        yield message, f"{count} declared", "lower tp_size" + " or the others" * bool(more)
 
 
 @rule("tp-idle", "warning", "More GPUs than ranks: the others stay idle.")
-def idle(_variant, _patches, context):
-    """Without pipeline or data parallelism nothing uses them."""
+def idle(variant, _patches, context):
+    """Nothing uses the others."""
     count = int(context.launch.get("gpu_count") or 0)
-    if context.cuda and count > context.tp_size:
-        yield f"{count} GPUs are more than tp_size {context.tp_size} uses", f"{count} declared", "raise tp_size"
+    need, more = ranks(variant, context)
+    if context.cuda and count > need:
+        yield f"{count} GPUs are more than tp_size {context.tp_size}{more} uses", f"{count} declared", "raise tp_size"
 
 
 @rule("bind-open", "warning", "The server listens on every interface without an API key.")

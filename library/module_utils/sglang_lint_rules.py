@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, Callable, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -12,6 +13,8 @@ from packaging.version import Version
 # The NCCL that each torch build loads; SGLang pins torch.
 TORCH_NCCL = {"2.9.1": "2.27.5", "2.11.0": "2.28.9", "2.13.0": "2.29.7", "2.14.1": "2.30.7"}
 SPECULATIVE = "speculative-algorithm"
+# Kimi-K2.5 in the spellings that folders and draft models have: kimi_k2.5, Kimi-K25, KimiK2-5.
+KIMI = re.compile(r"kimi[-_]?k2[._-]?5(?!\d)", re.IGNORECASE)
 
 
 class Rule(NamedTuple):
@@ -77,7 +80,7 @@ class Context:
     @property
     def kimi(self):
         """Whether the model path names Kimi-K2.5."""
-        return "kimi-k2.5" in str(self.launch.get("model_path") or "").lower().replace("_", "-")
+        return bool(KIMI.search(str(self.launch.get("model_path") or "")))
 
     @functools.cached_property
     def nccl(self):

@@ -277,7 +277,10 @@ CASES = {
     "engine-range": ([{"engines": ">=0.5.22"}], [{"engines": ">=0.5.9,>=0.5.20"}, {"engines": ""}], "0.5.20"),
     "engine-unknown": ([{"engine": "0.5.99"}, {"engine": "0.4.1"}], [{"engine": "0.5.9"}], "table of releases"),
     "engine-model": (
-        [{"engine": "0.5.8.post1", "launch": KIMI}],
+        [
+            {"engine": "0.5.8.post1", "launch": KIMI},
+            {"engine": "0.5.8.post1", "launch": {"model_path": "/models/kimi_k25-int4"}},
+        ],
         [{"engine": "0.5.9", "launch": KIMI}, {"engine": "0.5.8.post1", "launch": {"model_path": "/models/tiny"}}],
         "Kimi-K2.5",
     ),
@@ -395,6 +398,7 @@ CASES = {
             {"args": {"kv-cache-dtype": "auto"}, "launch": KIMI},
             {"args": {"kv-cache-dtype": "fp8_e4m3"}, "launch": {"model_path": "/models/Kimi-K2.5-NVFP4"}},
             {"args": {"kv-cache-dtype": "fp8_e4m3"}, "launch": {"model_path": "/models/other"}},
+            {"args": {"kv-cache-dtype": "fp8_e4m3"}, "launch": {"model_path": "/models/Kimi-K2-Instruct"}},
         ],
         "args.kv-cache-dtype",
     ),
@@ -440,10 +444,29 @@ CASES = {
         ],
         "args.speculative-algorithm",
     ),
-    "tp-gpus": ([{"launch": {"gpu_count": 4}}], [{"launch": {"gpu_count": 8}}, {"launch": {}}], "tp_size 8"),
+    "tp-gpus": (
+        [
+            {"launch": {"gpu_count": 4}},
+            {"launch": {"gpu_count": 8}, "args": {"pp-size": 2}},
+            {"launch": {"gpu_count": 8}, "args": {"data-parallel-size": "2"}, "engine": "0.5.9"},
+        ],
+        [
+            {"launch": {"gpu_count": 8}},
+            {"launch": {}},
+            {"launch": {"gpu_count": 8}, "args": {"dp-size": 2, "enable-dp-attention": True}},
+            {"launch": {"gpu_count": 8}, "args": {"dp-size": 8, "attn-dp-size": 8}, "engine": "0.5.23"},
+            {"launch": {"gpu_count": 4}, "args": {"nnodes": 2}},
+        ],
+        "tp_size 8",
+    ),
     "tp-idle": (
         [{"launch": {"gpu_count": 8}, "tp": 4}],
-        [{"launch": {"gpu_count": "8"}, "tp": 8}, {"launch": {"gpu_count": 8}, "tp": 4, "device": "cpu"}],
+        [
+            {"launch": {"gpu_count": "8"}, "tp": 8},
+            {"launch": {"gpu_count": 8}, "tp": 4, "device": "cpu"},
+            {"launch": {"gpu_count": 8}, "tp": 4, "args": {"pp-size": 2}},
+            {"launch": {"gpu_count": 8}, "tp": 4, "args": {"dp-size": 2}},
+        ],
         "8 GPUs",
     ),
     "bind-open": (

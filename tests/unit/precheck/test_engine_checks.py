@@ -135,8 +135,10 @@ def test_patches():
     assert "another engine; or allow it; or pcie_ipc" in texts["patch-refused"]
     host.patch_results = [result("refused", ways_out=["0.5.9 only"])]
     assert "0.5.9 only" in run(host, patches=[GATE])[0]["patch-refused"]
-    host.patch_results = [result("conflict")]
-    assert "install the package anew" in run(host, patches=[dict(GATE, ways_out=[])])[0]["patch-refused"]
+    # Edited in other words: the version is covered, so another engine is not the way out.
+    for state in ("conflict", "upstream"):
+        host.patch_results = [result(state)]
+        assert "install the package anew" in run(host, patches=[dict(GATE, ways_out=[])])[0]["patch-refused"]
     assert run(host, patches=[GATE], built=True)[1]["ok"], "a sealed release has its patches"
     host.patch_results = SiteError("two places, /a and /b")
     texts, verdict = run(host, patches=[GATE])

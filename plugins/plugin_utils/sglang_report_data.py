@@ -32,7 +32,7 @@ DECISIVE = (
     "restart",
     "alarm",
 )
-TRIALS = ("probe", "canary")
+TRIALS = ("probe", "tune", "canary")
 METRICS = (
     "output_tok_s",
     "decode_tok_s_p50",
@@ -354,8 +354,8 @@ def _told(event):
 
 
 def trials(hosts):
-    """Return the probes and canaries, the newest first: everything that the event says, as flat text."""
-    common = {"schema", "time", "run", "user", "controller", "event", "variant", "release", "verdict"}
+    """Return the probes, searches and canaries, the newest first, with everything that the event says."""
+    common = {"schema", "time", "run", "user", "controller", "event", "variant", "release", "verdict", "results"}
     out = []
     for host, past in hosts.items():
         for event in past["events"]:
@@ -372,6 +372,7 @@ def trials(hosts):
                         "release": event.get("release"),
                         "verdict": str(event.get("verdict") or event.get("outcome") or ""),
                         "told": told,
+                        "results": event.get("results") or [],
                     }
                 )
     return sorted(out, key=lambda item: item["time"], reverse=True)

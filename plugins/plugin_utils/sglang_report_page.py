@@ -21,6 +21,8 @@ LIMITS = {
     "distributions": 3,
     "decisions": 40,
     "trials": 60,
+    "tables": 6,
+    "comparisons": 5,
     "plan_runs": 2,
     "releases": 200,
 }
@@ -147,6 +149,16 @@ def _trial(item):
     return [moment(item["time"]), item["host"], item["event"], item["variant"] or "–", item["verdict"] or "–", told]
 
 
+def _settings(trial):
+    """Return the settings that a probe tried: name, outcome, predicted milliseconds in collectives, remark."""
+    rows = []
+    for item in trial["results"][: LIMITS["variants"]]:
+        times = "; ".join(f"{name} {number(value)}" for name, value in (item.get("predicted") or {}).items())
+        remark = " ".join(text for text in (item.get("message"), item.get("note")) if text)
+        rows.append([str(item.get("name") or ""), str(item.get("outcome") or ""), times or "–", _short(remark) or "–"])
+    return rows
+
+
 def _short(value):
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text if len(text) <= 300 else text[:299] + "…"
@@ -271,7 +283,7 @@ def html(report, directory):
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters.update(
         num=number, moment=moment, ranked=_ranked, quantile=_quantile, points=_points, loads=_loads, newest=_newest,
-        trial=_trial, effects=_effects, shape=_shape, first_part=lambda text: text.split(", ")[0],
+        trial=_trial, settings=_settings, effects=_effects, shape=_shape, first_part=lambda text: text.split(", ")[0],
     )  # fmt: skip
     script = (directory / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -40,7 +40,7 @@ def seen(history, tmp_path_factory):
         "event": "probe",
         "variant": "fewchan",
         "verdict": "passed",
-        "busbw": 1.5,
+        "results": [{"name": "base", "outcome": "ok", "predicted": {"decode": 1.5}}],
     }
     past = dict(history, events=[*history["events"], probe], problems=["ledger.jsonl line 7 is torn and is skipped"])
     for name, text in page.files(data.build({"gpu01": past}, items, ["gpu02"]), ROOT / "plugins/data").items():

@@ -135,6 +135,44 @@ def test_difference_of_two_releases(history):
     assert [row[0] for row in page.difference(one, other)] == ["fingerprint", "patches"]
 
 
+def test_probes_and_comparisons_have_their_tables(history, repository):
+    more = copy.deepcopy(history)
+    common = {"time": "2026-02-01T00:00:00.000Z", "run": "r", "user": "u", "release": None, "variant": "fewchan"}
+    tried = {
+        "name": "NCCL_MAX_NCHANNELS=2",
+        "outcome": "ok",
+        "predicted": {"decode": 4.125, "prefill": None},
+        "message": "",
+        "note": "NCCL took LL",
+    }
+    more["events"] += [
+        {**common, "event": "probe", "verdict": "passed", "results": [tried], "elapsed": 9.5},
+        {**common, "event": "canary", "verdict": "no_room", "room": {"free": 100, "needed": 900}},
+        {
+            **common,
+            "event": "decision",
+            "verdict": "worse",
+            "outcome": "rollback",
+            "against": None,
+            "reason": "slow",
+            "lines": ["decode_tok_s_p50: -5.1 % (-6.0 to -4.2)"],
+        },
+    ]
+    text = page.files(data.build({"gpu01": more}), repository / "plugins/data")["report.html"]
+    for words in (
+        "NCCL_MAX_NCHANNELS=2",
+        "decode 4.125; prefill –",
+        "NCCL took LL",
+        "no_room",
+        "needed&#34;: 900",
+        "elapsed: 9.5",
+        "worse: rollback",
+        "decode_tok_s_p50: -5.1 %",
+    ):
+        assert words in text, words
+    Reader(text)
+
+
 def test_empty_report_is_a_page(repository):
     text = page.files(data.build({}, unread=["gpu01"]), repository / "plugins/data")["report.html"]
     Reader(text)

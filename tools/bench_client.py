@@ -6,8 +6,9 @@ each client and workload, and the targets that were missed; exit status 1 when s
 
     bench_client.py [--engine PYTHON --tokenizer DIR] [--aiperf PROGRAM] [--guidellm PROGRAM] [--only TEXT]
 
-With --engine the clients run under that interpreter, and with --tokenizer too, sglang.bench_serving of it is a peer.
-aiperf and guidellm are peers where they are installed, in environments of their own; they need --tokenizer as well.
+The clients run under the interpreter --engine, and with --tokenizer sglang.bench_serving of it is a peer; engine and model
+of the embedded node are taken where `make deploy` has made them. aiperf and guidellm are peers where they are installed,
+in environments of their own; they need --tokenizer as well.
 "CPU s" is of the whole process with its children, "us/token" what sglang_bench measures of its own run.
 """
 
@@ -203,11 +204,17 @@ def line(case, name, told, real):
     return f"{text} {told.get('note', '')}"
 
 
+def embedded(pattern, otherwise):
+    """Return the newest path of the embedded node that matches, else the other value."""
+    found = sorted((ROOT / ".embedded").glob(pattern), key=lambda path: path.lstat().st_mtime)
+    return str(found[-1]) if found else otherwise
+
+
 def main():
     """Run every case with every client."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--engine", default=sys.executable, help="interpreter with requests")
-    parser.add_argument("--tokenizer", help="model directory; runs the peers as well")
+    parser.add_argument("--engine", default=embedded("engines/*/bin/python3", sys.executable), help="with requests")
+    parser.add_argument("--tokenizer", default=embedded("models/*", None), help="model directory; runs the peers")
     parser.add_argument("--aiperf", help="program, where it is not in PATH")
     parser.add_argument("--guidellm", help="program, where it is not in PATH")
     parser.add_argument("--only", default="", metavar="TEXT", help="run the workloads whose name contains this")

@@ -72,6 +72,8 @@ class Canary:
         except sglang_terminate.TerminateError as error:
             raise CanaryError(f"the canary could not be stopped: {error}") from error
         if self.process:
+            # What has its marker is gone; a start that had not come so far goes now.
+            self.process.kill()
             self.process.wait()
         shutil.rmtree(os.path.join(self.base, "releases"), ignore_errors=True)
         try:
@@ -120,6 +122,8 @@ class Canary:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=self.path,
+                # The marker from the first moment on, or a stop at once would not find it; the rest is the launcher's.
+                env={sglang_proc.MARKER: self.path, "LANG": "C.UTF-8"},
                 **account,
             )
         stat = sglang_proc.stat_of(self.process.pid, "/proc")

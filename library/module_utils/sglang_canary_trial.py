@@ -72,7 +72,7 @@ class Trial:
                 "error",
                 f"The canary needs {room['needed_mb']} MiB on {where} beside {room['keep_mb']} MiB that stay free",
                 f"free MiB: {', '.join(map(str, room['free_mb']))}",
-                "let it take the live server's place for a minute or two with -e sglang_canary_downtime=true, give it "
+                "let it take the live server's place for a minute or two with -e canary_downtime=true, give it "
                 "fewer layers, or go without with -e canary=false",
             )
         return room["fits"]
@@ -136,7 +136,7 @@ class Trial:
                 "error",
                 "The canary was stopped because it hurt the live server",
                 str(hurt),
-                "try it when the server has less to do, or in its place with -e sglang_canary_downtime=true",
+                "try it when the server has less to do, or in its place with -e canary_downtime=true",
             )
         finally:
             self.result["verdict"] = verdict

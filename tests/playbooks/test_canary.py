@@ -1,0 +1,75 @@
+"""canary.yml, and rung 4 of a deploy, beside a scripted live server. The faults one by one are the unit tests' part."""
+
+from __future__ import annotations
+
+import pytest
+from deployment import marked, wait_for
+from engines import fault
+from streaming import Client
+
+NO_ROOM = {"sglang_canary_keep_mb": 10**9}
+
+
+@pytest.fixture(scope="module")
+def node(make_ready):
+    """Return a root whose server goes on through all tests."""
+    node = make_ready(sglang_canary_overhead_mb=100, sglang_canary_keep_mb=100)
+    node.deploy("baseline").succeeded()
+    return node
+
+
+def untouched(node, pid):
+    """Check that the live server is the one from before and that no canary is left, the log of a failed one aside."""
+    assert node.serves(node.current) == pid
+    assert not marked(node.root / "canary")
+    folder = node.root / "canary"
+    assert not folder.exists() or [path.name for path in folder.iterdir()] == ["failed.log"]
+
+
+def test_canary_passes_beside_the_live_server(node):
+    """The live server's answers are measured in all three phases; the release is built and stays so."""
+    pid = node.server
+    with Client(node.port, node.launch()["served_model_name"]) as client:
+        outcome = node.run("canary", variant="fewchan").succeeded()
+    assert not client.failed and client.answered > 3
+    for text in ("canary of fewchan: passed", "room: fits", "live server, median of", "[canary/not-exercised]"):
+        assert text in outcome.said
+    event = node.ledger("canary")[-1]
+    assert (event["verdict"], event["rules"], event["layers"], event["variant"]) == ("passed", [], 1, "fewchan")
+    assert event["live"]["failures"] == []
+    assert node.state(event["release"]) == "built"
+    untouched(node, pid)
+
+
+def test_deploy_refuses_before_the_switch(node):
+    """Rung 4: the live server, its release and the link stay; the ledger names the rung."""
+    pid, before = node.server, node.current
+    script = fault(crash={"phase": "distributed", "log": "undefined_name"})
+    outcome = node.deploy("fewchan", canary="true", **script)
+    outcome.refused("[canary/undefined_name]", "live server was not touched", "failed.log")
+    assert node.current == before
+    assert (node.ledger("canary")[-1]["verdict"], node.ledger("refused")[-1]["rung"]) == ("refused", "canary")
+    untouched(node, pid)
+
+
+def test_in_the_live_servers_place(node):
+    """Allowed downtime stops the live server for the canary and brings it back, here where there is still no room."""
+    before, pid = node.current, node.server
+    outcome = node.run("canary", variant="fewchan", canary_downtime=True, **NO_ROOM)
+    outcome.refused("[canary/no-room]", "MiB", "canary_downtime=true")
+    assert node.serves(before) != pid
+    untouched(node, node.server)
+
+
+def test_killed_controller_leaves_no_canary(node):
+    """It ends with its module, the live server goes on, and the next run, a whole deploy, cleans up."""
+    pid = node.server
+    run = node.start("canary", variant="fewchan", **fault(phases={"weights": 30}))
+    wait_for(lambda: marked(node.root / "canary"), "the canary", 60)
+    run.kill(group=True)
+    run.process.wait()
+    wait_for(lambda: not marked(node.root / "canary"), "the end of the canary", 20)
+    assert node.serves(node.current) == pid
+    node.deploy("proto_auto", canary=True).succeeded()
+    assert node.ledger("canary")[-1]["verdict"] == "passed"
+    untouched(node, node.server)

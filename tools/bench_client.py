@@ -6,9 +6,9 @@ each client and workload, and the targets that were missed; exit status 1 when s
 
     bench_client.py [--engine PYTHON --tokenizer DIR] [--aiperf PROGRAM] [--guidellm PROGRAM] [--only TEXT]
 
-The clients run under the interpreter --engine, and with --tokenizer sglang.bench_serving of it is a peer; engine and model
-of the embedded node are taken where `make deploy` has made them. aiperf and guidellm are peers where they are installed,
-in environments of their own; they need --tokenizer as well.
+The clients run under the interpreter --engine, and with --tokenizer sglang.bench_serving of it is a peer; engine and
+model of the embedded node are taken where `make deploy` has made them. aiperf and guidellm are peers where they are
+installed, in environments of their own; they need --tokenizer as well.
 "CPU s" is of the whole process with its children, "us/token" what sglang_bench measures of its own run.
 """
 

@@ -47,8 +47,21 @@ def refusal(steps):
     return {"rung": "", "reason": ""}
 
 
+def _figures(metrics):
+    """Return the figures of one level in words, without those that it has not, as TPOT with one token."""
+    parts = [
+        ("{:.1f} output tok/s", "output_tok_s"),
+        ("TTFT p50 {:.1f} ms", "ttft_ms_p50"),
+        ("p99 {:.1f} ms", "ttft_ms_p99"),
+        ("TPOT p50 {:.2f} ms", "tpot_ms_p50"),
+    ]
+    if metrics.get("tpot_ms_p50") is None:
+        parts.append(("prefill p50 {:.0f} tok/s", "prefill_tok_s_p50"))
+    return ", ".join(text.format(metrics[name]) for text, name in parts if metrics.get(name) is not None)
+
+
 def benchmark_lines(result):
-    """Return what a benchmark measured, or why it measured nothing.
+    """Return what a benchmark measured, or why it measured nothing; one line a level where there are several.
 
     :param result: the result of the module sglang_bench, or an empty dict where it was left out.
     """
@@ -56,12 +69,14 @@ def benchmark_lines(result):
     if metrics.get("output_tok_s") is None:
         reason = (result or {}).get("skipped_reason")
         return [f"nothing was measured: {reason}"] if reason else []
-    return [
-        f"measured: {metrics['output_tok_s']:.1f} output tok/s, "
-        f"TTFT p50 {metrics['ttft_ms_p50']:.1f} ms and p99 {metrics['ttft_ms_p99']:.1f} ms, "
-        f"TPOT p50 {metrics['tpot_ms_p50']:.2f} ms",
-        f"raw figures: {result['result_path']}",
-    ]
+    lines = [f"measured: {_figures(metrics)}"]
+    levels = result.get("levels") or []
+    if len(levels) > 1:
+        lines[0] = f"measured {len(levels)} levels, the fastest: {_figures(metrics)}"
+        lines += [
+            f"concurrency {entry['concurrency']}: {_figures(entry['metrics']) or entry['failure']}" for entry in levels
+        ]
+    return [*lines, f"raw figures: {result['result_path']}"]
 
 
 def canary_lines(result, target):

@@ -148,7 +148,7 @@ def second_deploy(node, bare, repeat):
 
 
 def switches(node, repeat):
-    """Return (overheads of switches to releases built before, of first-time ones): lists of (seconds, soak, decision)."""
+    """Return two lists of (overhead, soak, decision) in seconds: releases built before, first-time ones."""
     built, first = [], []
     for number in range(repeat):
         fresh = {"nccl": {"NCCL_BUFFSIZE": str(262144 + 4096 * number)}}

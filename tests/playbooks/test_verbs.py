@@ -19,7 +19,8 @@ def test_first_deploy_is_promoted_and_measured(node):
     node.serves(node.current)
     assert node.state(node.current) == "promoted"
     assert [line["event"] for line in node.ledger()] == [
-        "compared", "created", "built", "activated", "start", "run", "promoted", "unlocked",
+        "compared", "created", "built", "activated", "start", "ready", "verify", "run", "decision", "promoted",
+        "unlocked",
     ]  # fmt: skip
     outcome = node.run("status").succeeded()
     for text in (node.current, "variant: baseline", "state: promoted", "health: ready", f":{node.port}", "lock: free"):

@@ -91,7 +91,9 @@ def _derived(seen, samples):
         return [sample[name] for sample in samples if name in sample]
 
     # A server without speculation reports 0 as gauge, or leaves the length out.
-    out["accept_length"] = gauges.get("spec_accept_length") or info.get("avg_spec_accept_length") or None
+    lengths = [value for value in series("spec_accept_length") if value]
+    lengths = lengths or [gauges.get("spec_accept_length") or info.get("avg_spec_accept_length") or 0.0]
+    out["accept_length"] = round(statistics.fmean(lengths), 4) or None
     if counters.get("prompt_tokens_total") and "cached_tokens_total" in counters:
         out["cache_hit_rate"] = round(counters["cached_tokens_total"] / counters["prompt_tokens_total"], 4)
     if counters.get("queue_time_seconds_count"):
@@ -112,10 +114,13 @@ def _derived(seen, samples):
 
 
 class Samples:
-    """Looks at the gauges of ``/metrics`` every :data:`EVERY` seconds between enter and exit; ``seen`` has them."""
+    """Looks at the gauges of ``/metrics`` every :data:`EVERY` seconds between enter and exit; then ``seen`` has them.
+
+    The texts are read afterwards: while one is, nothing else in this process runs, and tokens would seem late.
+    """
 
     def __init__(self, get, url):
-        self.get, self.url, self.seen = get, url, []
+        self.get, self.url, self.texts, self.seen = get, url, [], []
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._look, daemon=True)
 
@@ -125,10 +130,9 @@ class Samples:
                 response = self.get(self.url + "/metrics", timeout=EVERY)
                 if response.status_code != 200:
                     return  # without --enable-metrics there is nothing to look at
-                values = parse_metrics(response.text)
-            except (OSError, ValueError):
+                self.texts.append(response.content)
+            except OSError:
                 continue  # a busy server may be late; the number of samples is in the result
-            self.seen.append({key: values[key] for key in GAUGES if key in values})
 
     def __enter__(self):
         self.thread.start()
@@ -137,6 +141,9 @@ class Samples:
     def __exit__(self, *_exc):
         self.over.set()
         self.thread.join(EVERY + 1)
+        for text in self.texts:
+            values = parse_metrics(text.decode("utf-8", "replace"))
+            self.seen.append({key: values[key] for key in GAUGES if key in values})
 
 
 def answer(get, url, patience=5.0):

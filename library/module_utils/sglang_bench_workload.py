@@ -46,6 +46,8 @@ def resolve(params):
             )
     if kind == "decode" and not out["ignore_eos"]:
         raise InputError("ignore_eos must be true in the workload decode, so that every answer has its full length.")
+    if kind == "sweep":
+        out["concurrency"] = None  # it has levels instead
     out["levels"] = [int(level) for level in params["levels"] or []] if kind == "sweep" else []
     check(out)
     return out

@@ -83,7 +83,7 @@ def test_decode_is_one_stream_whose_first_token_does_not_count(serve, bench, api
     server = serve(ttft_ms=50, rate=250)
     result = bench(server, api=api, workload="decode", concurrency=0, requests=2, output_tokens=50)
     truth = [(item["tokens"] - 1) / (item["last"] - item["first"]) for item in server.state.done[-2:]]
-    assert result["metrics"]["decode_tok_s_mean"] == pytest.approx(statistics.fmean(truth), rel=0.01)
+    assert result["metrics"]["decode_tok_s_mean"] == pytest.approx(statistics.fmean(truth), rel=0.05)
     assert result["metrics"]["ttft_ms_p50"] >= 50
     assert result["workload"]["concurrency"] == 1
 

@@ -1,0 +1,119 @@
+"""The search finds what a made-up machine rewards, within its bounds; the lint keeps out what cannot work."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import pytest
+import yaml
+from ansible.module_utils import sglang_nccl_search as search
+from ansible.module_utils import sglang_nccl_tuning as tuning
+from ansible.module_utils.sglang_nccl_plan import make_plan
+from ansible.module_utils.sglang_nccl_session import ProbeError
+
+BASE = {"name": "baseline", "variables": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}}
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def machine(fails=()):
+    """Return a ``measure`` whose best setting is PROTO=LL,Simple with eight channels."""
+
+    def measure(setting, _effort):
+        values, time = setting["variables"], 1.0
+        time *= {"LL,Simple": 0.8, "Simple": 1.4}.get(values.get("NCCL_PROTO"), 1.0)
+        time *= 0.9 if values.get("NCCL_MIN_CTAS") == "8" else 1.0
+        outcome = "hung" if any(values.get(name) == value for name, value in fails) else "ok"
+        predicted = dict.fromkeys(("decode", "decode_many", "verify", "prefill"), time)
+        return {"outcome": outcome, "message": "", "seconds": 1.0, "predicted": predicted if outcome == "ok" else {}}
+
+    return measure
+
+
+def run(measure, **more):
+    """Return a search that has run."""
+    found = search.Search(search.candidates(), BASE, search.PROFILES["mixed"], measure, **more)
+    return found, found.run()
+
+
+def test_finds_the_best_within_its_trials():
+    """60 trials of 810 settings find it, the last ones at full length."""
+    found, rows = run(machine())
+    assert found.done <= 60
+    assert rows[0]["score"] == pytest.approx(0.72)
+    assert rows[0]["effort"] == 2
+    assert rows[0]["variables"]["NCCL_PROTO"] == "LL,Simple"
+
+
+def test_what_fails_is_not_chosen():
+    """A setting that hangs ranks last and is not extended."""
+    _found, rows = run(machine(fails=[("NCCL_PROTO", "LL,Simple")]))
+    assert rows[0]["variables"].get("NCCL_PROTO") != "LL,Simple"
+    assert rows[-1]["score"] is None
+
+
+def test_time_runs_out():
+    """No trial starts after the limit; what is known is ranked and its best measured at length."""
+    now = iter(range(0, 10000, 10))
+    found, rows = run(machine(), clock=lambda: next(now), limit=200.0)
+    assert found.done <= 22
+    assert rows
+    assert found.over()
+
+
+def test_base_that_does_not_work():
+    """Nothing can be compared with a base that fails."""
+    with pytest.raises(ValueError, match="baseline"):
+        run(machine(fails=[("NCCL_ALGO", "Ring")]))
+
+
+def test_score():
+    """A weighted ratio; a missing figure with weight gives none."""
+    one = {"decode": 1.0, "verify": 2.0}
+    assert search.score(one, {"decode": 2.0, "verify": 2.0}, {"decode": 1, "verify": 1}) == 0.75
+    assert search.score(one, {"decode": 2.0}, {"decode": 1, "verify": 1}) is None
+    assert search.score(one, {"decode": 2.0}, {"decode": 1, "verify": 0}) == 0.5
+
+
+def test_brief_trials_leave_out_what_has_no_weight():
+    """Only phases with weight, once each; the last round is the whole plan."""
+    plan = make_plan({"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 8}, {}, 2)
+    less, _budget = search.brief(plan, search.PROFILES["single"], 0)
+    assert {(step["phase"], *step["modes"]) for step in less["steps"]} == {("decode", "graph"), ("prefill", "eager")}
+    assert search.brief(plan, search.PROFILES["single"], 2)[0] == plan
+
+
+@pytest.mark.parametrize("profile", ["fast", {"speed": 1}, {"decode": 0}, {"decode": "x"}])
+def test_profile_is_checked(profile):
+    """A profile that is not known, or weighs nothing, names what there is."""
+    with pytest.raises(ProbeError, match="profile: "):
+        tuning.weights(profile)
+
+
+def test_variant_claims_what_was_measured():
+    """The entry is one that the catalogue takes, names its evidence, and promises no server speed."""
+    times = {"decode": 1.0, "decode_many": 2.0, "verify": 1.5, "prefill": 30.0}
+    best = {"name": "n", "variables": {"NCCL_PROTO": "LL,Simple"}, "score": 0.8, "predicted": times, "base": times}
+    found = {"gpus": ["NVIDIA H200, GPU-1, 580.1"], "nccl": {"version": "2.28.9"}, "trials": 58}
+    entry = tuning.entry({"tp_size": 2, "profile": "mixed", "setting": BASE}, best, found)
+    variant = entry["tuned_mixed"]
+    assert variant["nccl"] == {"NCCL_PROTO": "LL,Simple"}
+    assert "2 x NVIDIA H200, NCCL 2.28.9, 58 trials" in variant["expect"]["source"]
+    assert "whether a server gains is not known" in variant["purpose"]
+    known = yaml.safe_load((ROOT / "group_vars/all/variants.yml").read_text())["sglang_variants"]["baseline"].keys()
+    assert variant.keys() <= known | {"extends", "parts"}
+
+
+def test_lint_keeps_out_what_cannot_work():
+    """On PCIe LL128 alone is refused, and no candidate touches NVLS or an algorithm without AllGather."""
+    path = ROOT / "plugins" / "filter" / "sglang_tune.py"
+    spec = importlib.util.spec_from_file_location("sglang_tune", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    variant = {"name": "baseline", "nccl": {"NCCL_IB_DISABLE": "1", "NCCL_ALGO": "Ring"}, "env": {}, "args": {},
+               "origins": {}, "patches": [], "engines": ""}  # fmt: skip
+    allowed = module.candidates(variant, "0.5.20", "cuda", "8", {})
+    assert allowed
+    assert all(item["variables"]["NCCL_IB_DISABLE"] == "1" for item in allowed)
+    assert not any(item["variables"].get("NCCL_ALGO", "").lower() in ("tree", "nvls") for item in allowed)
+    assert not any(name.startswith("NCCL_NVLS") for item in allowed for name in item["variables"])

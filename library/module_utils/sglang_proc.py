@@ -23,6 +23,7 @@ ENGINE_OVERRIDES = ("CUDA_DEVICE_MAX_CONNECTIONS",)
 WORKER_ROLES = ("scheduler", "detokenizer")
 _DEAD_STATES = ("Z", "X", "x")
 _LISTEN = "0A"
+_SECRET = re.compile(r"(--[\w-]*(?:key|token|password|secret)[= ]|\w*(?:KEY|TOKEN|PASSWORD|SECRET)=)\S+")
 
 
 def _read(path):
@@ -306,10 +307,10 @@ def listeners(port, proc="/proc"):
 
 
 def describe(item):
-    """Return one short text for a process or a listener: ``pid 12 (uid 0) python -m ...``."""
+    """Return one short text for a process or a listener, ``pid 12 (uid 0) python -m ...``, without its secrets."""
     if item.get("pid") is None:
         return f"a process of uid {item['uid']} that this user cannot see"
-    text = " ".join(item.get("cmdline") or []) or item.get("comm", "")
+    text = _SECRET.sub(r"\1***", " ".join(item.get("cmdline") or []) or item.get("comm", ""))
     return f"pid {item['pid']} (uid {item['uid']}) {text[:120]}"
 
 

@@ -170,6 +170,22 @@ def test_listeners(root, proc):
     assert "uid 1000" in sglang_proc.describe(found[2])
 
 
+def test_a_command_line_is_described_without_its_secrets():
+    words = [
+        "python",
+        "--api-key",
+        "hunter2",
+        "--admin-api-key=hunter2",
+        "--tokenizer-path",
+        "/t",
+        "--max-total-tokens",
+        "8",
+    ]
+    text = sglang_proc.describe({"pid": 7, "uid": 0, "cmdline": words})
+    assert text == "pid 7 (uid 0) python --api-key *** --admin-api-key=*** --tokenizer-path /t --max-total-tokens 8"
+    assert "hunter2" not in sglang_proc.describe({"pid": 7, "uid": 0, "cmdline": ["sh", "-c", "HF_TOKEN=hunter2 x"]})
+
+
 def test_listeners_of_this_machine():
     import os
     import socket

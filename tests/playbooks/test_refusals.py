@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import socket
 import sys
@@ -207,3 +208,13 @@ def test_text_is_taken_for_what_it_says(make_node):
     ]
     assert plans[0] == plans[1]
     assert tree(node.root) is None
+
+
+def test_where_no_host_answers_the_verdict_says_so_and_no_earlier_one_stays(tmp_path):
+    verdict = tmp_path / "verdict.json"
+    verdict.write_text('{"ok": true, "failures": [], "hosts": {}}')
+    closed = extra(ansible_host="127.0.0.1", ansible_port=9, host_preflight_verdict_file=str(verdict))
+    outcome = play("precheck.yml", "-i", "inventory/example", "--limit", "gpu01", *closed)
+    assert outcome.rc != 0, outcome.out
+    found = json.loads(verdict.read_text())
+    assert (found["ok"], found["failures"], list(found["hosts"])) == (False, ["not-checked"], ["gpu01"])

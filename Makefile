@@ -25,7 +25,7 @@ help: ## print this list
 
 ## --- the deployment
 
-.PHONY: canary deploy rollback status benchmark precheck explain prune report stop destroy
+.PHONY: canary probe tune deploy rollback status benchmark precheck explain prune report stop destroy
 deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
 	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
 
@@ -37,6 +37,12 @@ compare: controller ## start VARIANT and another one in turn and judge; EXTRA='-
 
 canary: controller ## try VARIANT with dummy weights beside the live server; switches nothing
 	$(PLAYBOOK) canary.yml -e variant=$(VARIANT) $(EXTRA)
+
+probe: controller ## try the NCCL settings of VARIANT on the GPUs; EXTRA='-e variants=all' ranks the catalogue
+	$(PLAYBOOK) probe.yml -e variant=$(VARIANT) $(EXTRA)
+
+tune: controller ## search NCCL settings; EXTRA='-e tune_profile=single'
+	$(PLAYBOOK) tune.yml $(EXTRA)
 
 explain: controller ## show what VARIANT becomes; EXTRA='-e against=baseline' compares
 	$(PLAYBOOK) explain.yml -e variant=$(VARIANT) $(EXTRA)
@@ -60,7 +66,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks decisions systemd integration releases browser bench-deploy bench-client bench-report
+.PHONY: test lint unit pythons spec molecule playbooks decisions systemd integration releases browser bench-deploy bench-client bench-report gpu-bundle
 test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
@@ -111,6 +117,9 @@ browser: testenv ## look at the report in Chromium, with an accessibility check;
 
 bench-deploy: testenv ## time a deploy against plain playbooks
 	.venv/bin/python tools/bench_deploy.py
+
+gpu-bundle: controller ## one archive for a GPU machine without network, packages are downloaded; tests/gpu/run.py runs there
+	.venv/bin/python tools/gpu_bundle.py
 
 bench-client: testenv ## compare the benchmark client with others
 	.venv/bin/python tools/bench_client.py

@@ -18,6 +18,8 @@ from ansible.module_utils.sglang_fingerprint import differences
 SCORE = "known_answers"
 THRESHOLDS = ARGUMENTS["thresholds"]["default"]
 FALSE_ALARM = 0.01
+# Flag of a run whose figures may be the client's and not the server's.
+CLIENT = "client_bottleneck"
 # Looks at the figures while they are measured: the first gets three quarters of the chance of a false alarm, each
 # further one a quarter of the one before, so that any number of looks stays below it.
 FIRST_LOOK, NEXT_LOOK = 0.75, 0.25
@@ -60,6 +62,14 @@ def confidence_of(look, metrics, false_alarm=FALSE_ALARM):
 def usable(runs):
     """Return the runs whose figures may be used."""
     return [run for run in runs if run.get("valid", True) and not run.get("failure")]
+
+
+def undisturbed(runs):
+    """Return ``(runs, note)``: those in which the client kept up, or all with a note where these are too few."""
+    held = [run for run in runs if CLIENT not in (run.get("flags") or [])]
+    if len(held) == len(runs) or len(held) >= effects.FEWEST:
+        return held, ""
+    return runs, f"in {len(runs) - len(held)} of {len(runs)} runs the client was the limit"
 
 
 def why_not(candidate, baseline):
@@ -217,8 +227,8 @@ def judge_score(threshold, candidate, baseline, confidence):
             f"a verdict needs {effects.FEWEST} of each release"
         )
         return entry
-    # Greedy answers repeat themselves to the last one, which must not make a quarter of a question certain.
-    resolution = 0.25 / candidate[-1]["asked"]
+    # Greedy answers repeat themselves to the last one, which must not make a tenth of a question certain.
+    resolution = 0.1 / candidate[-1]["asked"]
     _conclude(entry, lambda level: effects.independent(*shares, level, resolution=resolution), confidence, False)
     return entry
 
@@ -245,6 +255,7 @@ def judge(
     new, old, texts = comparable(candidate, baseline)
     if texts:
         return dict(out, verdict=NOT_COMPARABLE, reason="; ".join(texts), fingerprint_differences=texts)
+    (new, new_note), (old, old_note) = undisturbed(new), undisturbed(old)
     out["runs"] = {"candidate": [run["result"] for run in new], "baseline": [run["result"] for run in old]}
     speeds = {name: value for name, value in thresholds.items() if name != SCORE}
     # A figure that no run has, such as the decode rate of a prefill-only load, is no metric of this comparison.
@@ -255,6 +266,9 @@ def judge(
         entries = [judge_interleaved(name, value, new, old, confidence) for name, value in speeds.items()]
     else:
         entries = [judge_stored(name, value, new, old, confidence, between) for name, value in speeds.items()]
+    for entry in entries:
+        notes = (("candidate", new_note), ("baseline", old_note))
+        entry["notes"] += [f"{word}: {note}" for word, note in notes if note]
     if scored:
         entries.append(judge_score(thresholds[SCORE], list(scores[0]), list(scores[1]), confidence))
     word = overall(entries)

@@ -135,6 +135,17 @@ def test_failed_and_invalid_runs_do_not_count():
     assert judged(bad, runs("a", STEADY))["verdict"] == "not comparable"
 
 
+def test_runs_that_the_client_limited_count_only_where_there_are_no_others():
+    """They are left out where three others are there; otherwise the comparison says so."""
+    limited = runs("b", [300.0, 20.0, 250.0], flags=["client_bottleneck"])
+    found = judged(limited + runs("b", STEADY), runs("a", STEADY))
+    assert found["verdict"] == "equal" and metric(found)["candidate"]["runs"] == 5
+    assert not metric(found)["notes"]
+    found = judged(limited + runs("b", STEADY[:2]), runs("a", STEADY))
+    assert metric(found)["candidate"]["runs"] == 5
+    assert "candidate: in 3 of 5 runs the client was the limit" in metric(found)["notes"]
+
+
 def test_fast_and_wrong_is_worse():
     """15 % faster and 78 right answers of 100 instead of 84 to 86."""
     candidate, baseline = runs("b", [value * 1.15 for value in STEADY]), runs("a", STEADY)
@@ -146,6 +157,9 @@ def test_fast_and_wrong_is_worse():
     assert entry["effect"] == pytest.approx(-0.068) and entry["high"] < 0
     # One answer of 100 that changed for good is none of a kernel's faults.
     assert judged(candidate, baseline, scores=(scores([0.84] * 5), scores([0.85] * 5)))["verdict"] == "better"
+    # One of two, three times over, is no accident.
+    few = judged(candidate, baseline, scores=(scores([0.5] * 3, asked=2), scores([1.0] * 3, asked=2)))
+    assert metric(few, "known_answers")["verdict"] == "worse"
     assert judged(candidate, baseline, scores=(scores([0.78] * 2), right))["verdict"] == "inconclusive"
     assert judged(candidate, baseline, scores=(scores([0.78] * 5, digest="q2"), right))["verdict"] == "inconclusive"
 

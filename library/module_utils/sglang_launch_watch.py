@@ -151,9 +151,9 @@ def fresh_log(log, keep):
         if piped:
             # supervisord writes the log itself; this makes it open its files anew.
             os.kill(os.getppid(), signal.SIGUSR2)
-            end = time.monotonic() + 5
-            while not os.path.exists(log) and time.monotonic() < end:
-                time.sleep(0.02)
+            for _ in range(250):
+                if not os.path.exists(log):
+                    time.sleep(0.02)
             return
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
@@ -226,8 +226,8 @@ class Watch:
 
     def note(self, state, text="", **more):
         """Write ``run/health.json``."""
-        pid = self.server.pid if self.server else None
-        data = {"schema": 1, "state": state, "server": {"pid": pid, "start": self.begin}, "since": now(), "text": text}
+        server = {"pid": self.server.pid if self.server else None, "start": self.begin}
+        data = {"schema": 1, "state": state, "server": server, "since": now(), "text": text}
         data.update(more, watch=os.getpid(), restarts=self.history[-10:])
         write_json(os.path.join(self.release, "run", "health.json"), data)
 
@@ -257,19 +257,23 @@ class Watch:
                     self.server.terminate()
             if self.server and self.server.poll() is not None:
                 self.ended(self.server.returncode)
-            if self.stopping:
-                if not self.server:
-                    sys.exit(0)
-            elif not self.server:
+            if self.stopping and not self.server:
+                sys.exit(0)
+            if not self.server:
                 self.decide()
-            else:
+            elif not self.stopping:
                 try:
                     self.look()
                 except Exception:  # a fault of this program must not end a server that serves
                     traceback.print_exc()
 
     def ended(self, code):
-        """Note why the server ended."""
+        """Note why the server ended; a worker that was seen dead well before is what died first."""
+        early = [item for item in self.died.items() if time.monotonic() - item[1][0] >= 1]
+        if early and not self.first:
+            (pid, start), (_since, at) = min(early, key=lambda item: item[1])
+            name = self.known[(pid, start)]
+            self.first = {"process": name, "text": f"{name} (pid {pid}) died at {at}, and then the server ended"}
         self.reason = policy.reason_of(self.launch["log"], code, self.first)
         if (policy.oom_kills() or 0) > (self.oom or 0):
             self.reason["reason"] += "; the kernel's OOM killer has killed a process meanwhile"

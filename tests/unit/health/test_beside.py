@@ -375,10 +375,15 @@ def test_the_watch_is_no_process_of_the_server(watched):
 
 def test_a_kernel_that_killed_for_want_of_memory_is_named(monkeypatch, tmp_path):
     watch = sglang_launch_watch.Watch(str(tmp_path / "releases/r1"))
-    watch.launch, watch.first, watch.oom = {"log": str(tmp_path / "none.log")}, {}, 3
+    watch.launch, watch.first, watch.oom, watch.died = {"log": str(tmp_path / "none.log")}, {}, 3, {}
     monkeypatch.setattr(sglang_launch_policy, "oom_kills", lambda: 4)
     watch.ended(-signal.SIGKILL)
     assert "killed by SIGKILL" in watch.reason["reason"] and "OOM killer has killed" in watch.reason["reason"]
     monkeypatch.setattr(sglang_launch_policy, "oom_kills", lambda: 3)
     watch.ended(3)
     assert "exit status 3" in watch.reason["reason"] and "OOM killer has" not in watch.reason["reason"]
+    # A rank that was seen dead before the server ended is what died first.
+    watch.known, watch.died = {(7, 1): "sglang::scheduler_TP1"}, {(7, 1): (time.monotonic() - 2, "T")}
+    watch.ended(-signal.SIGKILL)
+    assert watch.reason["process"] == "sglang::scheduler_TP1"
+    assert watch.reason["reason"].startswith("sglang::scheduler_TP1 (pid 7) died at T, and then the server")

@@ -106,7 +106,7 @@ systemd: testenv ## the verbs under a real systemd in a container, or skipped wi
 	$(PYTEST) tests/systemd
 
 integration: testenv ## deploy, switch, crash and roll back with the real server
-	$(PYTEST) tests/integration
+	$(PYTEST) tests/integration tests/gpu
 
 releases: testenv ## the patches on every release package, which are downloaded; not part of test
 	$(PYTEST) tests/patches_release

@@ -25,7 +25,7 @@ help: ## print this list
 
 ## --- the deployment
 
-.PHONY: canary probe tune deploy rollback status benchmark precheck explain prune report stop destroy
+.PHONY: canary compare probe tune deploy rollback status benchmark precheck explain prune report stop destroy
 deploy: controller ## set up what is missing and deploy VARIANT on the embedded node
 	$(PLAYBOOK) deploy.yml -e variant=$(VARIANT) $(EXTRA)
 

@@ -150,7 +150,8 @@ results:
   description:
     - One dict for each setting that was tried or known, the fastest at decoding first. C(steps) has p50, p99 and mean
       in microseconds, bus bandwidth in GB/s and NCCL's choice for each message, C(predicted) the milliseconds that one
-      step of the model spends in collectives, C(nccl) version, library, transports and warnings.
+      step of the model spends in collectives, C(measured) the newest benchmark of that variant on this host,
+      C(nccl) version, library, transports and warnings.
   returned: always
   type: list
   elements: dict

@@ -12,7 +12,14 @@ import shutil
 import tempfile
 import time
 
-from ansible.module_utils import sglang_nccl_plan, sglang_nccl_run, sglang_nccl_verdict, sglang_nccl_worker, sglang_proc
+from ansible.module_utils import (
+    sglang_ledger,
+    sglang_nccl_plan,
+    sglang_nccl_run,
+    sglang_nccl_verdict,
+    sglang_nccl_worker,
+    sglang_proc,
+)
 from ansible.module_utils.sglang_findings import errors, finding
 from ansible.module_utils.sglang_precheck_host import Host
 from ansible.module_utils.sglang_precheck_kernel import pci_path
@@ -95,6 +102,20 @@ def read_model(path):
             return json.load(handle)
     except (OSError, ValueError) as error:
         raise ProbeError(f"model: {name} cannot be read: {error}; the sizes of the messages follow from it") from error
+
+
+def measured(root):
+    """Return ``{variant: {tpot_ms_p50, concurrency, result}}`` of the newest benchmark of each variant."""
+    found = {}
+    for event in sglang_ledger.read(root)[0]:
+        value = (event.get("metrics") or {}).get("tpot_ms_p50")
+        if event["event"] == "run" and event.get("variant") and value is not None:
+            found[event["variant"]] = {
+                "tpot_ms_p50": value,
+                "concurrency": (event.get("workload") or {}).get("concurrency"),
+                "result": event.get("result"),
+            }
+    return found
 
 
 class Session:
@@ -287,7 +308,7 @@ class Session:
 
     def report(self, settings, trials, reused, changed):
         """Return the module's result."""
-        facts, rows = None, []
+        facts, rows, benchmarks = None, [], measured(self.params["root"])
         if trials and not self.cuda:
             message = "not exercised: NCCL; the collectives ran through gloo"
             self.findings.append(
@@ -310,7 +331,7 @@ class Session:
                 "name": item["name"], "variables": item["variables"], "key": item["key"], "note": ", ".join(notes),
                 "reused": item["name"] in reused, "plan": {k: v for k, v in item["plan"].items() if k != "steps"},
                 **{key: trial[key] for key in KEPT},
-                "nccl": nccl(trial),
+                "nccl": nccl(trial), "measured": benchmarks.get(item["name"]),
             })  # fmt: skip
         if self.beside and changed:
             self.findings.append(

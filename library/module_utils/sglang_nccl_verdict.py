@@ -185,5 +185,8 @@ def table(rows):
             f"{row['predicted'][name]:>10.2f}" if row["predicted"].get(name) is not None else f"{'-':>10}"
             for name in columns
         )
-        lines.append(f"{row['name']:<24}{row['outcome']:<9}{cells}   {row.get('note', '')}".rstrip())
+        notes, real = [row["note"]] if row.get("note") else [], row.get("measured")
+        if real:
+            notes.append(f"a server took {real['tpot_ms_p50']:.1f} ms a token with {real['concurrency']} streams")
+        lines.append(f"{row['name']:<24}{row['outcome']:<9}{cells}   {'; '.join(notes)}".rstrip())
     return "\n".join(lines)

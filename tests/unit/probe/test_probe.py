@@ -152,7 +152,7 @@ def waits_until(true, limit=20):
         time.sleep(0.02)
 
 
-def test_kept_result(probe):
+def test_kept_result(probe, tmp_path):
     """What worked is not tried again under the same conditions, and is under others."""
     one = [{"name": "one", "variables": {"NCCL_ALGO": "Ring"}}]
     assert probe(one, check=True)["results"] == []
@@ -163,6 +163,9 @@ def test_kept_result(probe):
     assert again["elapsed"] < 1
     assert again["results"][0]["steps"] == first["results"][0]["steps"]
     assert probe(one, check=True)["reused"] == ["one"]
+    bench = {"event": "run", "variant": "one", "metrics": {"tpot_ms_p50": 12.2}, "workload": {"concurrency": 1}}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(bench) + "\n")
+    assert "12.2 ms a token with 1 streams" in probe(one)["table"]
     assert probe(one, fingerprint="another engine")["reused"] == []
 
 

@@ -47,7 +47,9 @@ def test_life_of_a_real_server(host):
     wait_for(lambda: not host.port_is_free(), "it listens", 120)
     assert host.serves(release) != pid and host.unit("NRestarts") == "0"
 
-    said = pathlib.Path(host.root, "current", "logs", "server.log").read_text(errors="replace")
-    assert "The server is fired up and ready to roll!" in said
+    # The port is open before the warm-up is over.
+    log = pathlib.Path(host.root, "current", "logs", "server.log")
+    ready = "The server is fired up and ready to roll!"
+    wait_for(lambda: ready in log.read_text(errors="replace"), "the ready line of the restarted server", 60)
     host.run("stop").succeeded()
     host.nothing_runs()

@@ -66,7 +66,7 @@ destroy: controller ## stop the embedded server and remove everything it has on 
 
 ## --- the tests
 
-.PHONY: test lint unit pythons spec molecule playbooks decisions systemd integration releases browser bench-deploy bench-client bench-report gpu-bundle
+.PHONY: test lint unit pythons spec molecule playbooks decisions systemd integration faults releases browser bench-health bench-deploy bench-client bench-report gpu-bundle
 test: lint unit pythons spec molecule playbooks integration ## run everything below, up to integration
 
 lint: testenv ## ansible-lint (production), yamllint, ruff
@@ -120,6 +120,12 @@ bench-deploy: testenv ## time a deploy against plain playbooks
 
 gpu-bundle: controller ## one archive for a GPU machine without network, packages are downloaded; tests/gpu/run.py runs there
 	.venv/bin/python tools/gpu_bundle.py
+
+bench-health: testenv ## time how soon each fault of a start is seen; false alarms in 100 healthy starts
+	.venv/bin/python tools/bench_health.py
+
+faults: testenv ## kill, stop, fill and break the real server and its controller; an hour, not part of test; EXTRA='--instants 5'
+	$(PYTEST) tests/faults $(EXTRA)
 
 bench-client: testenv ## compare the benchmark client with others
 	.venv/bin/python tools/bench_client.py

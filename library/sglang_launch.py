@@ -10,7 +10,7 @@ module: sglang_launch
 short_description: Write launch.json, the launcher and the unit or program of a release
 description:
   - Builds the command line of C(sglang.launch_server) and writes every file that starts it into the release.
-  - The unit and the supervisor program run the same C(watch.py), the parent of the server, which decides about restarts.
+  - Unit and supervisor program run the same C(watch.py), the parent of the server, which decides about restarts.
     It starts C(launch.py), which reads C(launch.json) and replaces itself by its command with exactly its environment.
     No value passes through the quoting of a unit file.
   - With an API key the release also gets C(serve.py), which hands the key to the server inside the process. The key

@@ -66,8 +66,8 @@ def test_failure_brings_the_previous_release_back(case, node):
 
 
 def test_variable_that_is_set_elsewhere_is_found_in_the_workers(node):
-    """What is set before Python starts wins over the variant, so the workers hold another value than it says. Lint refuses
-    it, hence the force."""
+    """What is set before Python starts wins over the variant, so the workers hold another value than it says.
+    Lint refuses it, hence the force."""
     before = node.current
     outcome = node.deploy("fewchan", sglang_server_env={"NCCL_ALGO": "Tree"}, sglang_force=True)
     outcome.refused("NCCL_ALGO", "Tree", "is rejected", "serves again")

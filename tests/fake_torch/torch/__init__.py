@@ -1,6 +1,11 @@
-"""As much of torch as the probe's worker asks for on a CPU, with lists for tensors: for tests that have no engine."""
+"""As much of torch as the probe's worker asks for, with lists for tensors: for tests that have no engine or no GPU.
+
+A "GPU" computes at once; a graph keeps the operations of its body and does them at each replay.
+"""
 
 from __future__ import annotations
+
+from torch import cuda
 
 __version__ = "0+fake"
 bfloat16, float16, float32 = "bfloat16", "float16", "float32"
@@ -42,9 +47,11 @@ class Tensor:
     def numel(self):
         return len(self.values)
 
+    @cuda.captured
     def copy_(self, other):
         self.values[:] = other.values
 
+    @cuda.captured
     def zero_(self):
         self.values[:] = [0] * len(self.values)
 

@@ -177,3 +177,43 @@ def test_environment_that_is_set_already(probe):
     said = [item for item in result["findings"] if item["rule"] == "probe-environment"]
     assert [item["evidence"] for item in said] == ["Tree"]
     assert result["verdict"]["ok"]
+
+
+@pytest.fixture
+def with_gpus(tmp_path, monkeypatch):
+    """Put an nvidia-smi of two GPUs on PATH."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\ncase $* in *memory.used*) printf '10\\n10\\n';; topo*) echo 'GPU0 X NV18';;"
+        " *) printf 'Fake GPU, GPU-0, 580.1\\nFake GPU, GPU-1, 580.1\\n';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def test_with_gpus(probe, with_gpus):
+    """Graphs are captured and replayed, NCCL's words are read, Tree is refused by name, an ignored value is said."""
+    settings = {
+        "baseline": {"NCCL_ALGO": "Ring"}, "tree": {"NCCL_ALGO": "Tree"}, "lower": {"NCCL_P2P_LEVEL": "sys"},
+        "alike": {"NCCL_ALGO": "Ring"},
+    }  # fmt: skip
+    settings = [{"name": name, "variables": values} for name, values in settings.items()]
+    result = probe(settings, device="cuda", base="baseline", threshold=1e9)
+    rows = {row["name"]: row for row in result["results"]}
+    assert {name: row["outcome"] for name, row in rows.items()} == {
+        "baseline": "ok", "tree": "failed", "lower": "ok", "alike": "ok",
+    }  # fmt: skip
+    assert all(step["graph"]["p50_us"] > 0 and step["eager"]["calls"] >= 2 for step in rows["baseline"]["steps"])
+    assert rows["alike"]["steps"] == rows["baseline"]["steps"], "variants with the same setting are measured once"
+    assert rows["baseline"]["steps"][0]["choice"] == {"algorithm": "RING", "protocol": "LL", "channels": 2}
+    assert rows["baseline"]["nccl"]["transports"] == {"0>1": ["P2P/CUMEM"], "1>0": ["P2P/CUMEM"]}
+    assert rows["baseline"]["nccl"]["environment"] == {"NCCL_ALGO": "Ring"}
+    said = {(item["rule"], item["level"]): item for item in result["findings"]}
+    assert said.keys() == {("probe-fails", "error"), ("probe-ignored", "warning")}
+    fails = said["probe-fails", "error"]
+    assert "variant tree fails at all_gather for decode of 1 token" in fails["message"]
+    assert "no algorithm/protocol available for function AllGather" in fails["evidence"]
+    assert "NCCL_P2P_LEVEL is ignored by NCCL in silence" in said["probe-ignored", "warning"]["message"]
+    assert result["exercised"]
+    assert probe(settings[:1], device="cuda")["reused"] == ["baseline"]

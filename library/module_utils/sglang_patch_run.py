@@ -120,7 +120,7 @@ def _judge_all(params, entries, origins):
             continue
         found = texts.setdefault(package, {})
         family = patching.family_of(entry, origin["version"])
-        for path in [rules["path"] for rules in family["files"]] if family else []:
+        for path in patching.paths(family) if family else []:
             pristine = site_files.read_text(os.path.join(origin["origin"], path))
             found.setdefault(path, (pristine, pristine))
         item, changes = patching.judge(entry, origin["version"], {path: pair[1] for path, pair in found.items()})

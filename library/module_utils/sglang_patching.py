@@ -5,11 +5,12 @@ An entry is a dict, one YAML file of the role ``sglang_patches``::
     name, edition, summary, package, distribution, evidence: [str], experimental: bool, requires: [entry name],
     accepts: [state], ways_out: [str],
     families: [{name, versions, upstream: bool, refused: str, ways_out: [str],
-                files: [{path, imports, definitions, edits, gates}]}]
+                files: [{path, imports, definitions, edits, gates}], watch: [{path, what, ...gate}]}]
 
 ``imports`` are ``{module, name, after}``, ``definitions`` ``{name, after, text}``, ``edits``
 ``{scope, find, replace}``, ``gates`` what :func:`sglang_patch_gate.admitted` takes plus ``pristine``, the hosts that an
-unpatched file admits. ``refused`` says why these releases do not work on SM120 even with the edit.
+unpatched file admits. ``refused`` says why these releases do not work on SM120 even with the edit. ``watch`` are gates
+that look like the entry's and are none of it, which a patch by hand may have hit; ``what`` says what they open.
 A patch may add the host 12.0 to a gate and must leave every other host as it was.
 """
 
@@ -34,16 +35,20 @@ _SHAPES = {
         {"name": str, "edition": int, "summary": str, "package": str, "distribution": str, "families": list},
         {"evidence": list, "experimental": bool, "requires": list, "accepts": list, "ways_out": list},
     ),
-    "family": ({"name": str, "versions": str, "files": list}, {"upstream": bool, "refused": str, "ways_out": list}),
+    "family": (
+        {"name": str, "versions": str, "files": list},
+        {"upstream": bool, "refused": str, "ways_out": list, "watch": list},
+    ),
     "file": ({"path": str, "edits": list, "gates": list}, {"imports": list, "definitions": list}),
     "import": ({"module": str, "name": str}, {"after": str}),
     "definition": ({"name": str, "after": str, "text": str}, {}),
     "edit": ({"scope": str, "find": str, "replace": str}, {}),
     "gate": ({"scope": str, "kind": str, "pristine": list}, {"text": str, "test": str}),
+    "watch": ({"path": str, "what": str, "scope": str, "kind": str, "pristine": list}, {"text": str, "test": str}),
 }
 _CHILDREN = {
     "entry": {"families": "family"},
-    "family": {"files": "file"},
+    "family": {"files": "file", "watch": "watch"},
     "file": {"imports": "import", "definitions": "definition", "edits": "edit", "gates": "gate"},
 }
 
@@ -83,9 +88,9 @@ def validate(entry):
     _check({key: value for key, value in entry.items() if key != "digest"}, "entry", f"patch {name}")
     for family in entry["families"]:
         covers(family["versions"], "0")
-        for rules in family["files"]:
-            if os.path.isabs(rules["path"]) or ".." in rules["path"].split("/"):
-                raise EntryError(f"patch {name}: the path {rules['path']} leaves the package")
+        for path in paths(family):
+            if os.path.isabs(path) or ".." in path.split("/"):
+                raise EntryError(f"patch {name}: the path {path} leaves the package")
 
 
 def digest(entry):
@@ -191,6 +196,11 @@ def family_of(entry, version):
     return next((family for family in entry["families"] if covers(family["versions"], version)), None)
 
 
+def paths(family):
+    """Return the files of a package that a family's verdict depends on, each once."""
+    return list(dict.fromkeys(item["path"] for item in [*family["files"], *family.get("watch", [])]))
+
+
 def result(entry, state, message="", **more):
     """Return one result in the shape that the module reports."""
     return {
@@ -287,10 +297,23 @@ def _check_result(old, new, rules):
     return reports
 
 
+def _stray(text, gate):
+    """Say how a watched place differs from the release, or return ``""``. A place that is not there has no edit."""
+    try:
+        [(_gate, hosts, broken)] = _gate_lists(text, {"gates": [gate]})
+    except GateError:
+        return ""
+    if hosts == gate["pristine"] and not broken:
+        return ""
+    seen = (", ".join(hosts) or "nothing") + " and meets an undefined name" * broken
+    text = f"edited by hand in {gate['scope']}, which {gate['what']} and is no part of this patch: it admits {seen}"
+    return f"{text}, as released {', '.join(gate['pristine'])}"
+
+
 def judge(entry, version, texts):
     """Judge an entry against the files of one package and return (result, ``{path: new text}``).
 
-    :param texts: ``{path: text | None}`` with at least the files of the family; None = no such file.
+    :param texts: ``{path: text | None}`` with at least the :func:`paths` of the family; None = no such file.
         All-or-nothing: unless the state is ``applied`` the dict returned is empty.
     """
     family = family_of(entry, version)
@@ -310,6 +333,13 @@ def judge(entry, version, texts):
             reports += _check_result(old, new, rules)
             if new != old:
                 changes[path] = new
+        for gate in family.get("watch", []):
+            path = gate["path"]
+            stray = _stray(texts.get(path) or "", gate)
+            if stray:  # the copy would carry it on, and baseline runs with it as well
+                out = ["take that edit back in the engine", f"install {entry['distribution']} {version} anew"]
+                text = "; ".join([f"{entry['package']}/{path}: {stray}", *notes]) + f". Ways out: {'; or '.join(out)}"
+                return result(entry, "conflict", text, version=version, family=family["name"], ways_out=out), {}
     except (EditError, GateError, SyntaxError) as error:
         return result(
             entry, "conflict", f"{entry['package']}/{path}: {error}", version=version, family=family["name"]

@@ -24,8 +24,8 @@ SGLANG = {
     "0.5.14": "backend resolver",
     "0.5.15.post1": "overrides",
     "0.5.16": "overrides",
-    "0.5.17": "overrides",
-    "0.5.18": "overrides",
+    "0.5.17": "overrides and a look-alike",
+    "0.5.18": "overrides and a look-alike",
     "0.5.19": "platform object",
     "0.5.20": "platform object",
     "0.5.21": "moved guard",
@@ -165,7 +165,7 @@ def test_sglang(version, unpacked, tmp_path, run_module, entries, table):
     assert after.pop("preflight", ["12.0"]) == ["12.0"]
     assert set(after) == set(pristine)
     assert all(hosts == PATCHED for hosts in after.values()), after
-    if item["family"] in ("overrides", "platform object", "moved guard", "renamed guard"):
+    if item["family"] in ("overrides", "overrides and a look-alike", "platform object", "moved guard", "renamed guard"):
         assert (copy / "srt/server_args.py").read_text() == args_before
 
     again = run_patch(run_module, entries, folder, release)
@@ -180,8 +180,43 @@ def test_sglang(version, unpacked, tmp_path, run_module, entries, table):
 
 def texts(package, entry, version):
     """Return the files of the family that covers a version."""
-    paths = [rules["path"] for rules in patching.family_of(entry, version)["files"]]
+    paths = patching.paths(patching.family_of(entry, version))
     return {path: (package / path).read_text() for path in paths}
+
+
+#: The one-line patch of the old days: text looked for, text written. One hit in each file of 0.5.17 and 0.5.18.
+SED = {
+    "srt/layers/communicator.py": (
+        "(_is_sm90_supported or _is_sm100_supported)",
+        "(_is_sm90_supported or _is_sm100_supported or _is_sm120_supported)",
+    ),
+    "srt/server_args.py": (
+        "(is_sm90_supported() or is_sm100_supported())",
+        "(is_sm90_supported() or is_sm100_supported() or is_sm120_supported())",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.18"])
+def test_the_old_patch_in_the_wrong_place(version, unpacked, tmp_path, run_module, entries):
+    """Both edits are said, and nothing is copied until the wrong one is gone; the other is completed."""
+    folder, release = unpacked("sglang", version), tmp_path / "release"
+    release.mkdir()
+    pristine = {}
+    for path, (old, new) in SED.items():
+        file = folder / "sglang" / path
+        pristine[path] = file.read_text()
+        assert pristine[path].count(old) == 1
+        file.write_text(pristine[path].replace(old, new))
+    result = run_patch(run_module, entries, folder, release)
+    item = result["results"][0]
+    assert (result["failed"], item["state"], list(release.iterdir())) == (True, "conflict", [])
+    place = "sglang/srt/server_args.py: edited by hand in ServerArgs._handle_model_capability_adjustments"
+    for words in (place, "it admits 9.0, 10.0, 12.0, as released 9.0, 10.0", "communicator.py was patched by hand"):
+        assert words in item["message"]
+    (folder / "sglang/srt/server_args.py").write_text(pristine["srt/server_args.py"])
+    item = run_patch(run_module, entries, folder, release)["results"][0]
+    assert item["state"] == "applied" and "by hand and incomplete" in item["message"]
 
 
 def changed_files(before, after):

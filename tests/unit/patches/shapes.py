@@ -45,9 +45,8 @@ def elsewhere():
 
 def server_args(switch, wrong_place=False):
     """Return server_args.py: the automatic switch, or from 0.5.17 only a condition that looks like it."""
-    imports = (
-        "from sglang.srt.utils import (\n    is_sm100_supported,\n    is_sm120_supported,\n    is_sm90_supported,\n)\n"
-    )
+    names = ("is_cuda", "is_sm100_supported", "is_sm120_supported", "is_sm90_supported")
+    imports = "from sglang.srt.utils import (\n" + "".join(f"    {name},\n" for name in names) + ")\n"
     body = f"""        if (
             not self.enabled
             and (is_sm90_supported() or is_sm100_supported())
@@ -56,11 +55,16 @@ def server_args(switch, wrong_place=False):
             {switch}
 """
     if wrong_place:
-        body = """        if (
-            self.is_embedding
-            and (is_sm90_supported() or is_sm100_supported())
-        ):
-            self.disable_cuda_graph = True
+        body = """
+    def _handle_model_capability_adjustments(self):
+        if self.is_embedding:
+            backend = self.prefill_attention_backend or self.attention_backend
+            if (
+                is_cuda()
+                and (is_sm90_supported() or is_sm100_supported())
+                and backend in (None, "fa3", "fa4")
+            ):
+                self.prefill_only_disable_kv_cache = True
 """
     return f"""{imports}
 

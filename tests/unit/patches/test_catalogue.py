@@ -58,7 +58,9 @@ def unpatched(version):
         ("0.5.13.post1", "multicast preflight"),
         ("0.5.14", "backend resolver"),
         ("0.5.15.post1", "overrides"),
-        ("0.5.18", "overrides"),
+        ("0.5.16", "overrides"),
+        ("0.5.17", "overrides and a look-alike"),
+        ("0.5.18", "overrides and a look-alike"),
         ("0.5.19", "platform object"),
         ("0.5.20", "platform object"),
         ("0.5.21", "moved guard"),
@@ -86,6 +88,51 @@ def test_the_old_sed_is_seen_as_incomplete_and_completed(entries):
     assert list(changes) == [GUARD]
     assert "incomplete: added import of is_sm120_supported, definition of _is_sm120_supported" in result["message"]
     assert "_is_sm120_supported = _is_cuda and is_sm120_supported()" in changes[GUARD]
+
+
+#: What the old patch looked for in server_args.py, which in 0.5.17 and 0.5.18 is the choice for embedding models.
+SWITCH = "and (is_sm90_supported() or is_sm100_supported())"
+
+
+@pytest.mark.parametrize(
+    "edit, seen",
+    [
+        (SWITCH[:-1] + " or is_sm120_supported())", "it admits 9.0, 10.0, 12.0, as released 9.0, 10.0"),
+        ("and (is_sm90_supported() or _is_sm120_supported)", "it admits 9.0 and meets an undefined name, as released"),
+        ("", "it admits 9.0, 10.0, 12.0, 8.6, as released 9.0, 10.0"),
+    ],
+    ids=["sed", "undefined", "removed"],
+)
+def test_the_old_sed_in_the_wrong_place_is_said_and_not_copied(edit, seen, entries):
+    files = shapes.SGLANG["0.5.18"]
+    files = {**files, GUARD: files[GUARD].replace(OLD, SED, 1), ARGS: files[ARGS].replace(SWITCH, edit)}
+    result, changes = patching.judge(entries[0], "0.5.18", files)
+    assert (result["state"], result["ok"], changes, result["hunks"]) == ("conflict", False, {}, "")
+    place = "sglang/srt/server_args.py: edited by hand in ServerArgs._handle_model_capability_adjustments, which leaves"
+    for words in (place, seen, "communicator.py was patched by hand and incomplete: added import", ". Ways out: take"):
+        assert words in result["message"]
+    assert result["ways_out"] == ["take that edit back in the engine", "install sglang 0.5.18 anew"]
+
+
+def test_a_watched_place_that_is_not_there_has_no_edit(entries):
+    for args in (None, "", "class ServerArgs:\n    pass\n"):
+        result, _changes = patching.judge(entries[0], "0.5.18", {**shapes.SGLANG["0.5.18"], ARGS: args})
+        assert (result["state"], result["ok"]) == ("applied", True)
+    result, _changes = patching.judge(entries[0], "0.5.18", {**shapes.SGLANG["0.5.18"], ARGS: "def ("})
+    assert (result["state"], "sglang/srt/server_args.py: " in result["message"]) == ("conflict", True)
+
+
+def test_a_watched_place_has_a_shape(entries):
+    family = next(family for family in entries[0]["families"] if "watch" in family)
+    for change, message in (
+        ({"what": ""}, "watch[0].what is missing or empty"),
+        ({"find": "x"}, "unknown key find"),
+        ({"path": "../x.py"}, "leaves the package"),
+    ):
+        entry = {**entries[0], "families": [{**family, "watch": [{**family["watch"][0], **change}]}]}
+        with pytest.raises(patching.EntryError) as error:
+            patching.validate(entry)
+        assert message in str(error.value)
 
 
 def test_a_complete_patch_by_hand_is_left_alone(entries):

@@ -44,6 +44,20 @@ def test_applies_to_a_copy_and_leaves_the_engine(engine, entries, run_module):
     assert record["entries"][0]["digest"] == entries[0]["digest"]
 
 
+def test_an_edit_in_the_wrong_place_is_not_copied(engine, entries, run_module):
+    package = engine.add("sglang", "0.5.18")
+    engine.add("flashinfer", "0.6.17")
+    args = package / "srt/server_args.py"
+    args.write_text(
+        args.read_text().replace("is_sm100_supported())\n", "is_sm100_supported() or is_sm120_supported())\n")
+    )
+    result = run_module(MODULE, engine.args(entries, capabilities=["12.0"]))
+    assert states(result)["sm120_allreduce_fusion"] == "conflict"
+    assert "edited by hand in ServerArgs._handle_model_capability_adjustments" in result["msg"]
+    assert "Ways out: take that edit back in the engine; or install sglang 0.5.18 anew" in result["msg"]
+    assert not engine.site.exists()
+
+
 def test_second_and_third_run_change_no_byte(engine, entries, run_module):
     engine.add("sglang", "0.5.9")
     first = run_module(MODULE, engine.args(entries))

@@ -11,7 +11,8 @@ import pathlib
 import signal
 import socket
 
-from deployment import variables_of, wait_for
+from deployment import marked, variables_of, wait_for
+from streaming import Client
 
 FEWCHAN = {
     "NCCL_PROTO": "LL",
@@ -96,6 +97,19 @@ def test_switch_and_roll_back(node):
     assert (node.state(first), node.state(second)) == ("promoted", "retired")
     node.run("rollback", release=second).succeeded()
     node.serves(second)
+
+
+def test_canary_beside_the_live_server(node):
+    """With dummy weights, one layer and ports of its own; a client streams throughout, and nothing is left."""
+    pid, before = node.server, node.current
+    with Client(node.port, "tiny-llama") as client:
+        node.run("canary", variant="fewchan").succeeded()
+    event = node.ledger("canary")[-1]
+    assert (event["verdict"], event["layers"], event["live"]["failures"]) == ("passed", 1, [])
+    assert client.answered > 5 and not client.failed
+    assert node.serves(before) == pid
+    assert not (node.root / "canary").exists()
+    assert not marked(node.root / "canary")
 
 
 def failed_and_restored(node, outcome, before, *words):

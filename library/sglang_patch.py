@@ -155,6 +155,8 @@ def main():
         failed = str(error)
     except OSError as error:
         failed = f"site {module.params['site']} cannot be written: {error}"
+    for text in answer.pop("warn", []):
+        module.warn(text)
     answer["elapsed"] = round(time.monotonic() - started, 3)
     if failed:
         module.fail_json(msg=failed, **answer)

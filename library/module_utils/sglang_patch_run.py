@@ -12,7 +12,8 @@ def reconcile(params, check_mode):
     """Do what the module ``sglang_patch`` documents.
 
     :param params: the module's parameters, see its documentation.
-    :returns: ``{changed, results, packages, record, diff, failed}``; ``failed`` is the message of a refusal, or ``""``.
+    :returns: ``{changed, results, packages, record, diff, warn, failed}``; ``failed`` is the message of a refusal, or
+        ``""``, ``warn`` what was done to the copies by hand.
     :raises EntryError: an entry is malformed. :raises SiteError: interpreter or file system.
     """
     site = os.path.abspath(params["site"])
@@ -29,6 +30,7 @@ def reconcile(params, check_mode):
         "results": results + gone,
         "packages": {},
         "record": os.path.join(site, site_files.RECORD),
+        "warn": [],
     }
     failed = [item for item in results if not item["ok"]]
     if failed:
@@ -38,14 +40,14 @@ def reconcile(params, check_mode):
     before = site_files.read_record(site)
     stale = [package for package in before["packages"] if package not in kept]
     for package in sorted(kept):
-        changed, state = _bring(params, check_mode, site, package, origins[package], texts[package], env, chdir)
-        if not changed:
-            for item in results:
-                if item["package"] == package and item["state"] == "applied":
-                    item["message"] = "; ".join(
-                        ["applied before by this release"] + [item["message"]] * bool(item["message"])
-                    )
-                    item["state"] = "already_applied"
+        changed, state, note = _bring(params, check_mode, site, package, origins[package], texts[package], env, chdir)
+        answer["warn"] += [f"{os.path.join(site, package)}: {note}"] * bool(note)
+        for item in results:
+            if item["package"] == package and item["state"] in patching.GOOD:
+                applied = not changed and item["state"] == "applied"
+                notes = ["applied before by this release" if applied else note, item["message"]]
+                item["message"] = "; ".join(filter(None, notes))
+                item["state"] = "already_applied" if applied else item["state"]
         answer["changed"] = answer["changed"] or changed
         answer["packages"][package] = os.path.join(site, package)
         record["packages"][package] = state
@@ -160,7 +162,7 @@ def _failure(failed):
 
 
 def _bring(params, check_mode, site, package, origin, texts, env, chdir):
-    """Make the copy of one package right and return (changed, its part of the record)."""
+    """Make the copy of one package right and return (changed, its part of the record, what was done to the copy)."""
     patched = {path: new for path, (old, new) in texts.items() if new != old}
     files = site_files.tree(origin["origin"])
     state = {
@@ -171,11 +173,13 @@ def _bring(params, check_mode, site, package, origin, texts, env, chdir):
     }
     target = os.path.join(site, package)
     recorded = site_files.read_record(site)["packages"].get(package)
-    if recorded == state and site_files.in_place(target, files, state["files"]):
-        return False, state
+    found = site_files.deviations(target, files, state["files"]) if recorded == state else []
+    if recorded == state and not found:
+        return False, state, ""
     if not check_mode:
         site_files.build(params["python"], env, chdir, origin["origin"], target, patched)
-    return True, state
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return True, state, f"the copy is made again: {', '.join(found[:3])}{more}" if found else ""
 
 
 def _diff(results, before, changed):

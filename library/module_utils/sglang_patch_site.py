@@ -181,21 +181,25 @@ def fingerprint(files):
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def in_place(target, origin_files, patched):
-    """Tell whether ``target`` is the complete copy: patched texts as given, every other file as in the origin.
+def deviations(target, origin_files, patched):
+    """Say how ``target`` differs from the complete copy: patched texts as given, every other file as in the origin.
 
     :param patched: ``{relative path: sha256 of the patched text}``.
+    :returns: such as ``["x.py was changed", "y.py is missing", "z.py was added"]``, empty where it is whole.
     """
     here = tree(target)
     if here is None:
-        return False
+        return ["it is missing"]
+    found = [f"{path} was added" for path in here if path not in origin_files]
     for path, stat in origin_files.items():
-        if path in patched:
-            if path not in here or _digest(os.path.join(target, path)) != patched[path]:
-                return False
-        elif here.get(path) != stat:
-            return False
-    return True
+        if path not in here:
+            found.append(f"{path} is missing")
+        elif path in patched:
+            if _digest(os.path.join(target, path)) != patched[path]:
+                found.append(f"{path} was changed")
+        elif here[path] != stat:
+            found.append(f"{path} was changed")
+    return sorted(found)
 
 
 def build(python, env, chdir, origin, target, patched):

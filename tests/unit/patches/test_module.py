@@ -169,7 +169,7 @@ def test_a_changed_edition_starts_from_the_pristine_file(engine, entries, run_mo
     assert (result["changed"], text.count("_is_sm120_supported ="), text.count("edition 2")) == (True, 1, 1)
 
 
-@pytest.mark.parametrize("change", ["version", "file", "tampered", "interrupted"])
+@pytest.mark.parametrize("change", ["version", "file", "tampered", "interrupted", "added", "many"])
 def test_a_copy_that_is_not_of_this_engine_is_made_again(change, engine, entries, run_module):
     package = engine.add("sglang", "0.5.9")
     run_module(MODULE, engine.args(entries))
@@ -179,10 +179,28 @@ def test_a_copy_that_is_not_of_this_engine_is_made_again(change, engine, entries
         (package / "__init__.py").write_text("x = 1\n")
     elif change == "tampered":
         (engine.site / "sglang" / GUARD).write_bytes(b"\xff")
-    else:
+    elif change == "interrupted":
         (engine.site / "sglang" / "__init__.py").unlink()
         (engine.site / ".sglang.partial-1").mkdir()
+    else:
+        for number in range({"added": 1, "many": 5}[change]):
+            (engine.site / f"sglang/srt/hand{number}.py").write_text("x = 1\n")
+    dry = run_module(MODULE, engine.args(entries), check=True)
     result = run_module(MODULE, engine.args(entries))
+    assert (dry["changed"], dry["results"]) == (result["changed"], result["results"])
+    said = {
+        "tampered": f"the copy is made again: {GUARD} was changed",
+        "interrupted": "the copy is made again: __init__.py is missing",
+        "added": "the copy is made again: srt/hand0.py was added",
+        "many": "the copy is made again: "
+        + "".join(f"srt/hand{number}.py was added, " for number in range(3))[:-2]
+        + " and 2 more",
+    }
+    assert result["results"][0]["message"] == said.get(change, "")
+    # A text, or from ansible-core 2.19 on a record that holds it.
+    warned = [item if isinstance(item, str) else item["event"]["msg"] for item in result.get("warnings", [])]
+    assert warned == [f"{engine.site}/sglang: {said[change]}"] * (change in said)
+    assert not list((engine.site / "sglang/srt").glob("hand*"))
     assert (result["changed"], states(result)["sm120_allreduce_fusion"]) == (True, "applied")
     assert SM120 in (engine.site / "sglang" / GUARD).read_text()
     assert (engine.site / "sglang" / "__init__.py").read_text() == (package / "__init__.py").read_text()

@@ -350,7 +350,7 @@ def main():
         if result["verdict"] != "no_room" or params["no_room"] == "fail":
             bad = summary(errors(result["findings"]))
             log = f"\nIts log is {result['log']}." if result["log"] else ""
-            fail(f"The canary of {os.path.basename(release)} refuses it; the live server was not touched.\n{bad}{log}")
+            fail(f"The canary of {os.path.basename(release)} refuses it; nothing was switched.\n{bad}{log}")
     module.exit_json(elapsed=round(time.monotonic() - begin, 3), **result)
 
 

@@ -83,7 +83,7 @@ def test_unknown_flag(node, told):
     with Client(node.port, "tiny-llama") as client:
         overrides = {"args": {"no-such-flag": True}}
         outcome = node.deploy("baseline", canary=True, sglang_variant_overrides=overrides, sglang_force=True)
-    outcome.refused("[canary/bad_flag]", "no-such-flag", "was not touched")
+    outcome.refused("[canary/bad_flag]", "no-such-flag", "nothing was switched")
     undisturbed(node, pid, client)
     told("canary: an unknown flag", f"named in {seconds(node)}; {client.answered} streams, none failed")
     assert node.ledger("canary")[-1]["elapsed"] < limit()
@@ -102,7 +102,7 @@ def test_broken_patch(case, node, told):
         wait_for(lambda: len(node.ledger("built")) > built or run.process.poll() is not None, "the release", 120)
         change(pathlib.Path(node.root, "releases", node.ledger("built")[-1]["release"], "site"))
         outcome = run.wait(240)
-    outcome.refused("was not touched", *words)
+    outcome.refused("nothing was switched", *words)
     undisturbed(node, pid, client)
     told(f"canary: {case}", f"named in {seconds(node)}; {client.answered} streams, none failed")
     assert node.ledger("canary")[-1]["elapsed"] < limit()

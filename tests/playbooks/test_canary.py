@@ -46,7 +46,7 @@ def test_deploy_refuses_before_the_switch(node):
     pid, before = node.server, node.current
     script = fault(crash={"phase": "distributed", "log": "undefined_name"})
     outcome = node.deploy("fewchan", canary="true", **script)
-    outcome.refused("[canary/undefined_name]", "live server was not touched", "failed.log")
+    outcome.refused("[canary/undefined_name]", "nothing was switched", "failed.log")
     assert node.current == before
     assert (node.ledger("canary")[-1]["verdict"], node.ledger("refused")[-1]["rung"]) == ("refused", "canary")
     untouched(node, pid)

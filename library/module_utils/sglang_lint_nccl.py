@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 
 from ansible.module_utils.sglang_lint_rules import rule
 from ansible.module_utils.sglang_variant_schema import near
+from ansible.module_utils.sglang_variant_text import decimal
 from packaging.version import Version
 
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -24,7 +25,7 @@ USED = {
 PCIE = ("Tree", "Ring")
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 LEVEL_VARIABLES = ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL")
-THREADS = ("64", "128", "256", "512")
+THREADS = (64, 128, 256, 512)
 ON_OFF = ("P2P_DISABLE", "SHM_DISABLE", "IB_DISABLE", "GRAPH_REGISTER", "LOCAL_REGISTER", "GRAPH_MIXING_SUPPORT")
 # Other numbers are read as "on" in silence; -1 and -2 stand for NCCL's own choice.
 SWITCHES = {
@@ -78,14 +79,15 @@ def parse_list(text, elements):
 
 
 def number(variant, name):
-    """Return an NCCL variable as integer, or None where it is unset or no integer."""
+    """Return an NCCL variable as integer, in tens or as NCCL reads it in hex, or None where it is unset or neither."""
     text = variant["nccl"].get(name, "")
     return int(text, 0) if INTEGER.match(text) else None
 
 
 def where(variant, name):
-    """Return the value of a variable and where it came from, as evidence."""
-    return f"{variant['nccl'].get(name)!r} from {variant['origins'].get(f'nccl.{name}', 'unknown')}"
+    """Return the value of a variable and where it came from, as evidence; a number in hex with its decimal."""
+    text, origin = variant["nccl"].get(name), variant["origins"].get(f"nccl.{name}", "unknown")
+    return f"{text!r}{decimal(text)} from {origin}"
 
 
 @rule("nccl-unknown", "error", "The NCCL that the engine loads reads no such variable.")
@@ -243,12 +245,12 @@ def channel_range(variant, _patches, _context):
 @rule("nccl-nthreads", "error", "NCCL_NTHREADS must be 64, 128, 256 or 512.")
 def threads(variant, _patches, _context):
     """NCCL replaces other values by its limit, with a warning in a log that nobody reads."""
-    text = variant["nccl"].get("NCCL_NTHREADS", "64")
-    if text.strip() and text not in THREADS:
+    count = number(variant, "NCCL_NTHREADS")
+    if variant["nccl"].get("NCCL_NTHREADS", "").strip() and count not in THREADS:
         yield (
-            "nccl.NCCL_NTHREADS has a value that NCCL replaces",
+            f"nccl.NCCL_NTHREADS {'is no integer' if count is None else 'has a value that NCCL replaces'}",
             where(variant, "NCCL_NTHREADS"),
-            f"one of {', '.join(THREADS)}",
+            f"one of {', '.join(map(str, THREADS))}",
         )
 
 

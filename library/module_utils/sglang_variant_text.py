@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from ansible.module_utils.sglang_findings import summary
@@ -52,6 +53,12 @@ def show(value):
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
+def decimal(value):
+    """Return a note with the decimal of a number in hex, which NCCL reads too; empty for every other value."""
+    text = str(value).strip()
+    return f" (decimal {int(text, 16)})" if re.fullmatch("[+-]?0[xX][0-9a-fA-F]+", text) else ""
+
+
 def explain(name, resolved, engine, difference=None):
     """Return the text.
 
@@ -68,7 +75,7 @@ def explain(name, resolved, engine, difference=None):
         "Values, and where each came from:",
     ]
     rows = [
-        (f"{section}.{key}", show(value), variant["origins"][f"{section}.{key}"])
+        (f"{section}.{key}", show(value) + decimal(value) * (section == "nccl"), variant["origins"][f"{section}.{key}"])
         for section in SECTIONS
         for key, value in variant[section].items()
     ]

@@ -113,8 +113,8 @@ CASES = {
         "nccl.NCCL_M",
     ),
     "nccl-nthreads": (
-        [{"nccl": {"NCCL_NTHREADS": "96"}}, {"nccl": {"NCCL_NTHREADS": "1024"}}],
-        [{"nccl": {"NCCL_NTHREADS": "64"}}, {"nccl": {"NCCL_NTHREADS": "512"}}],
+        [{"nccl": {"NCCL_NTHREADS": text}} for text in ("96", "1024", "0x60", "many", "0100", "-0x40")],
+        [{"nccl": {"NCCL_NTHREADS": text}} for text in ("64", "512", "0x40", "0X200", " +64")],
         "nccl.NCCL_NTHREADS",
     ),
     "nccl-buffsize": (

@@ -78,6 +78,14 @@ def test_a_missing_graph_file_is_answered_with_its_input(lint):
     assert "sglang_nccl_graph_file" in hit["advice"]
 
 
+def test_a_number_in_hex_is_shown_with_its_decimal(lint):
+    hits = {text: lint(nccl={"NCCL_NTHREADS": text}) for text in ("0x40", "0x60", "0100")}
+    hits = {text: [item for item in found if item["rule"] == "nccl-nthreads"] for text, found in hits.items()}
+    assert hits["0x40"] == []
+    assert hits["0x60"][0]["evidence"] == "'0x60' (decimal 96) from v"
+    assert "is no integer" in hits["0100"][0]["message"]
+
+
 def test_errors_come_first(lint):
     levels = [
         item["level"] for item in lint(nccl={"NCCL_ALGO": "Tree", "NCCL_MIN_NCHANNELS": "1", "NCCL_P2P_LEVEL": "1"})

@@ -9,9 +9,10 @@ import sys
 import time
 from datetime import datetime, timezone
 
+import pytest
 from ansible.module_utils import sglang_variant_run
 from ansible.module_utils.sglang_variant_run import identify_run, playbooks
-from ansible.module_utils.sglang_variant_text import arguments, explain
+from ansible.module_utils.sglang_variant_text import arguments, decimal, explain
 
 
 def test_flags_become_words_as_the_architecture_says():
@@ -50,6 +51,22 @@ def test_an_empty_variant_is_shown_as_none():
         "Difference:",
         "  none",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "note"),
+    [("0x40", " (decimal 64)"), (" +0X200", " (decimal 512)"), ("-0x1", " (decimal -1)")]
+    + [(value, "") for value in ("64", "0x", "0xyz", "Ring", 64, None)],
+)
+def test_a_number_in_hex_has_its_decimal(value, note):
+    assert decimal(value) == note
+
+
+def test_an_explanation_shows_the_decimal():
+    variant = {"name": "v", "summary": "s", "env": {}, "args": {}, "patches": [], "engines": ""}
+    variant |= {"nccl": {"NCCL_NTHREADS": "0x40"}, "origins": {"nccl.NCCL_NTHREADS": "v"}}
+    text = explain("host", {"variant": variant, "unset": {}, "patches": [], "findings": []}, "0.5.9")
+    assert "  nccl.NCCL_NTHREADS  0x40 (decimal 64)  v" in text.splitlines()
 
 
 def test_what_a_null_took_away_is_shown():

@@ -72,6 +72,54 @@ def test_inventory_without_hosts_is_refused(content, tmp_path):
     assert len(outcome.failures) == 1
 
 
+VERBS = ("benchmark", "canary", "compare", "deploy", "explain", "precheck", "probe", "prune", "report", "rollback")
+VERBS += ("status", "stop", "tune")
+
+
+def test_every_verb_is_guarded_with_a_limit_too(repository):
+    """--limit leaves localhost out: a play over it alone would be skipped, and the check with it."""
+    files = sorted((repository / "playbooks").glob("*.yml"))
+    assert [item.stem for item in files] == sorted(VERBS)
+    for file in files:
+        first = yaml.safe_load(file.read_text())[0]
+        assert (first["hosts"], first["run_once"]) == ("localhost, all", True), file.name
+        imported = [task.get("ansible.builtin.import_tasks") for task in first["tasks"]]
+        assert imported.count("tasks/guard.yml") == 1, file.name
+
+
+@pytest.mark.parametrize(
+    ("content", "verb"),
+    [
+        ("other:\n  hosts: {gpu01: {}}\n", "deploy"),
+        ("other:\n  hosts: {gpu01: {}}\nsglang:\n  hosts: {gpu02: {}}\n", "status"),
+    ],
+    ids=["no group", "a host of another group"],
+)
+def test_a_limit_that_leaves_no_host_is_refused(content, verb, tmp_path):
+    """No play would have a host, and the run would end well without having done anything."""
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(content)
+    outcome = play(f"{verb}.yml", "-i", str(inventory), "--limit", "gpu01", "-e", "variant=baseline")
+    outcome.refused("at least one host in the group sglang", "found 0 hosts with --limit gpu01", "-i inventory/example")
+    assert len(outcome.failures) == 1
+
+
+def test_a_precheck_that_the_guard_refuses_leaves_no_earlier_verdict(tmp_path):
+    inventory, verdict = tmp_path / "hosts.yml", tmp_path / "verdict.json"
+    inventory.write_text("sglang:\n  hosts: {gpu02: {}}\nother:\n  hosts: {gpu01: {}}\n")
+    verdict.write_text('{"ok": true}')
+    arguments = ["-i", str(inventory), "--limit", "gpu01", *extra(host_preflight_verdict_file=str(verdict))]
+    play("precheck.yml", *arguments).refused("found 0 hosts with --limit gpu01")
+    assert not verdict.exists()
+
+
+def test_a_limit_that_leaves_a_host_passes_the_guard():
+    outcome = play("deploy.yml", "-i", "inventory/example", "--limit", "gpu02", "-e", "variant=qqqq")
+    outcome.refused("'qqqq' is not in the catalogue")
+    assert "guard | Refuse an inventory" in outcome.out
+    assert "gpu01" not in outcome.out
+
+
 def on_the_host(tmp_path):
     """Return {case: (variables, words of the message)} of what only the host can refuse."""
     not_python = tmp_path / "not-python"

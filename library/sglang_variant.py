@@ -173,7 +173,7 @@ findings:
   elements: dict
 run:
   description: Names this run of the playbook in the lock and in the ledger; see C(sglang_run).
-  returned: always
+  returned: on success
   type: dict
   sample:
     id: 20260101T120000Z-1a2b3c

@@ -47,6 +47,17 @@ class FlagTable:
         runs = self._flags.get(flag)
         return (runs[0]["since"], runs[-1]["until"]) if runs else None
 
+    def same(self, flag, one, other):
+        """Return whether two values of a flag mean the same to this release, such as ``0.9`` and ``"0.90"``."""
+        record = self.get(flag)
+        if record and None not in (one, other):
+            try:
+                one, other = cast(one, record), cast(other, record)
+            except ValueError:
+                pass  # lint refuses it
+        # False stands for "left out", which 0 is not.
+        return (one is False) == (other is False) and (one == other or str(one) == str(other))
+
     def names(self):
         """Return the flags that this release knows."""
         return [flag for flag in self._flags if self.get(flag)]

@@ -7,6 +7,7 @@ raised together as :class:`VariantError`.
 from __future__ import annotations
 
 from ansible.module_utils.sglang_findings import errors
+from ansible.module_utils.sglang_variant_flags import FlagTable
 from ansible.module_utils.sglang_variant_schema import (
     SECTIONS,
     VariantError,
@@ -67,19 +68,26 @@ def layer(entry, engine):
     return values, patches
 
 
-def compose(name, catalogue, engine):
+def agree(path, one, other, flags):
+    """Return whether two values of a path are one: as text, and those of a flag after the casts of the engine."""
+    section, key = path.split(".", 1)
+    return flags.same(key, one, other) if section == "args" and flags else str(one) == str(other)
+
+
+def compose(name, catalogue, engine, flags=None):
     """Return ({path: (value, origin)}, patches) of a variant with its parents.
 
+    :param flags: :class:`sglang_variant_flags.FlagTable` of the engine; without it values are compared as texts.
     :raises VariantError: two parents give different values and the variant itself sets none.
     """
     entry = catalogue[name]
     own, own_patches = layer(entry, engine)
     merged, patches, found = {}, [], []
     for parent in entry.get("extends") or []:
-        values, more = compose(parent, catalogue, engine)
+        values, more = compose(parent, catalogue, engine, flags)
         patches += more
         for path, (value, origin) in values.items():
-            if path in merged and str(merged[path][0]) != str(value) and path not in own:
+            if path in merged and path not in own and not agree(path, merged[path][0], value, flags):
                 seen = f"{merged[path][1]}: {merged[path][0]!r}, {origin}: {value!r}"
                 found.append(
                     refuse(
@@ -105,13 +113,14 @@ def engine_version(text):
         raise VariantError([refuse("engine-version", "engine_version is no version", repr(text), advice)]) from None
 
 
-def resolve(name, catalogue, base, overrides, engine, host=None):
+def resolve(name, catalogue, base, overrides, engine, host=None, table=None):
     """Return ``(variant, unset)``: the dict of docs/architecture.md, and {path: origin} of what a null took away.
 
     :param base: ``{nccl, env, args, patches}`` of the group; the variant wins over it.
     :param overrides: the same shape, from ``-e``; wins over everything.
     :param engine: declared SGLang version.
     :param host: the same shape, of one host; wins over the base and not over the variant.
+    :param table: of plugins/data/sglang_flags.json, by which parents that write one value differently agree.
     :raises VariantError: with every reason found.
     """
     if not isinstance(catalogue, dict) or not catalogue:
@@ -134,7 +143,7 @@ def resolve(name, catalogue, base, overrides, engine, host=None):
         values, more = layer(given, engine)
         final.update({path: (value, origin) for path, value in values.items()})
         patches += more
-    composed, more = compose(name, catalogue, engine)
+    composed, more = compose(name, catalogue, engine, FlagTable(table, engine) if table else None)
     final.update(composed)
     values, last = layer(overrides, engine)
     final.update({path: (value, "override") for path, value in values.items()})

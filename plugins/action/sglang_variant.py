@@ -46,13 +46,11 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp=None, task_vars=None):
-        """Return variant, patches, findings, run and, with ``against``, difference."""
+        """Return variant, patches, findings, run (unless it failed) and, with ``against``, difference."""
         result = super().run(tmp, task_vars)
         _spec, args = self.validate_argument_spec(ARGUMENTS)
         known = task_vars or {}
         result["changed"] = False
-        # The action runs in a fork: the playbook's own process is its parent.
-        result["run"] = sglang_variant_run.identify_run(os.getppid())
         try:
             wrong = check_dotted(known, lambda name: isinstance(known.get(name), Mapping)) + check_launch(
                 args["launch"]
@@ -74,10 +72,13 @@ class ActionModule(ActionBase):
             result["findings"] = error.findings
         wrong = errors(result["findings"])
         if wrong:
-            # A failed task is shown whole, with the secret that it may have been refused for.
+            # A failed task is shown whole, with the secret that it may have been refused for; so nobody needs its run.
             if "variant" in result:
                 result["variant"] = sglang_variant_text.hide(result["variant"])
             result.update(failed=True, msg=summary(wrong))
+        else:
+            # The action runs in a fork: the playbook's own process is its parent.
+            result["run"] = sglang_variant_run.identify_run(os.getppid())
         return result
 
     @staticmethod
@@ -87,7 +88,13 @@ class ActionModule(ActionBase):
         :raises VariantError: it cannot be resolved.
         """
         variant, unset = sglang_variant_resolve.resolve(
-            name, args["catalogue"], args["base"], args["overrides"], args["engine_version"], args["host"]
+            name,
+            args["catalogue"],
+            args["base"],
+            args["overrides"],
+            args["engine_version"],
+            args["host"],
+            table("sglang_flags.json"),
         )
         patches = sglang_variant_patches.load(variant["patches"], args["patch_dir"])
         context = sglang_lint.Context(

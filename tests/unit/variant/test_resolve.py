@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible.module_utils import sglang_variant_resolve
 from ansible.module_utils.sglang_variant_schema import VariantError, check_dotted, matches
@@ -108,6 +110,44 @@ def test_parents_that_agree_are_no_conflict(make):
         "c": make(extends=["a", "b"]),
     }
     assert resolve("c", catalogue)[0]["nccl"] == {"NCCL_NTHREADS": "64"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "one", "other", "agree"),
+    [
+        ("mem-fraction-static", 0.9, "0.90", True),
+        ("mem-fraction-static", 0.9, "0.91", False),
+        ("trust-remote-code", True, "true", True),
+        ("trust-remote-code", "yes", "True", True),
+        ("trust-remote-code", True, "false", False),
+        ("max-running-requests", "4", 4, True),
+        ("max-running-requests", 0, False, False),
+        ("max-running-requests", None, 4, False),
+        ("max-running-requests", None, None, True),
+        ("max-running-requests", "many", 4, False),
+        ("served-model-name", "0.9", "0.90", False),
+        ("cuda-graph-bs", [1, "2"], ["1", 2], True),
+        ("cuda-graph-bs", [1], 1, True),
+        ("cuda-graph-bs", [1, 2], [2, 1], False),
+        ("no-such-flag", "1", 1, True),
+        ("no-such-flag", "true", True, False),
+    ],
+)
+def test_parents_are_compared_after_the_casts_of_the_engine(make, repository, flag, one, other, agree):
+    catalogue = {
+        "a": make(args={flag: one}),
+        "b": make(args={flag: other}),
+        "c": make(extends=["a", "b"]),
+        "d": make(extends=["c", "a"]),
+    }
+    table = json.loads((repository / "plugins/data/sglang_flags.json").read_text())
+    for name in ("c", "d"):
+        if agree:
+            sglang_variant_resolve.resolve(name, catalogue, {}, {}, "0.5.9", table=table)
+            continue
+        with pytest.raises(VariantError) as caught:
+            sglang_variant_resolve.resolve(name, catalogue, {}, {}, "0.5.9", table=table)
+        assert f"args.{flag}" in caught.value.findings[0]["message"]
 
 
 @pytest.mark.parametrize("name", ["", "  ", None, 8, ["fewchan"]])

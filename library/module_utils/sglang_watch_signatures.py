@@ -25,14 +25,16 @@ SIGNATURES = (
     },
     {
         "name": "oom_weights",
-        "match": r"(?i)CUDA out of memory|OutOfMemoryError",
+        "match": r"(?i)^(?!.*Capture cuda graph failed).*(?:CUDA out of memory|OutOfMemoryError)",
         "phases": ("imports", "distributed", "weights"),
         "message": "GPU memory ran out while the weights were loaded.",
         "advice": "free the GPUs (another process may hold memory), use more GPUs or a smaller quantisation",
     },
     {
         "name": "oom_kv_cache",
-        "match": r"(?i)CUDA out of memory|OutOfMemoryError|Not enough memory\. Please try to increase --mem-fraction",
+        # A capture that failed says so itself, whatever phase the slower ranks are still in.
+        "match": r"(?i)^(?!.*Capture cuda graph failed).*"
+        r"(?:CUDA out of memory|OutOfMemoryError|Not enough memory\. Please try to increase --mem-fraction)",
         "phases": ("kv_cache",),
         "message": "GPU memory ran out while the KV cache was allocated.",
         "advice": "change mem-fraction-static (raise it when the message asks for it), or lower context-length",

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 from ansible.module_utils.sglang_watch import PHASES, LogFollower, StartLog
-from ansible.module_utils.sglang_watch_signatures import OBSERVED, SIGNATURES, cause, classify
+from ansible.module_utils.sglang_watch_signatures import OBSERVED, SIGNATURES, cause, classify, match
 
 FAKE = pathlib.Path(__file__).resolve().parents[2] / "fake_sglang"
 
@@ -183,3 +183,9 @@ def test_the_follower_survives_rotation_truncation_and_a_late_file(tmp_path):
         handle.write("\rbar 1/4\rbar 2/4\r")
     assert follower.read() == ["bar 1/4", "bar 2/4"]
     follower.close()
+
+
+@pytest.mark.parametrize("phase", ["weights", "kv_cache", "graph"])
+def test_a_failed_capture_names_its_phase_itself(phase):
+    """A slower rank may still be in an earlier phase when the first one runs out of memory."""
+    assert match("Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate", phase)["name"] == "oom_graph"

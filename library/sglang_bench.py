@@ -212,7 +212,7 @@ metrics:
 levels:
   description:
     - One entry for each level of load with C(level), C(concurrency), C(rate), C(requests), C(metrics), C(counts),
-      C(flags), C(failure), C(client), C(server) and C(cache_flush). Only a sweep has several.
+      C(flags), C(notes), C(failure), C(client), C(server) and C(cache_flush). Only a sweep has several.
   returned: always
   type: list
   elements: dict
@@ -220,18 +220,19 @@ counts:
   description:
     - Requests by outcome over all levels. C(failed) is the sum of C(refused), C(unauthorized), C(http_error),
       C(stream_error), C(truncated), C(empty), C(timed_out) and C(not_sent). C(usage_missing) are completed requests
-      whose tokens had to be counted by events.
+      whose tokens had to be counted by events, C(unresolved) those whose tokens the client read too late to tell the
+      time between them, C(one_event) those that the server sent in one event; both have no TPOT, ITL and decode speed.
   returned: always
   type: dict
-  sample: {requested: 32, completed: 32, failed: 0, truncated: 0, usage_missing: 0}
+  sample: {requested: 32, completed: 32, failed: 0, truncated: 0, usage_missing: 0, unresolved: 0, one_event: 0}
 valid:
   description: Whether the figures may be used - no failure and no Xid error. Null when nothing was measured.
   returned: always
   type: bool
 flags:
   description:
-    - Remarks on the run - C(client_bottleneck), C(usage_missing), C(degenerate_output), C(failed_requests),
-      C(concurrency_not_held), C(rate_not_held), C(prompts_cached), C(prompt_length_not_calibrated).
+    - Remarks on the run - C(client_bottleneck), C(unresolved), C(one_event), C(usage_missing),
+      C(degenerate_output), C(failed_requests), C(concurrency_not_held), C(rate_not_held), C(prompts_cached), C(prompt_length_not_calibrated).
   returned: always
   type: list
   elements: str
@@ -258,7 +259,8 @@ workload_digest:
   type: str
 client:
   description: What the client itself used. C(cpu_share) 1.0 is one full core, C(lag_ms_p99) how late its threads got
-    their turn.
+    their turn, C(read_lag_ms_p99) how late bytes were read that the kernel had, C(unresolved_share) the share of
+    answers whose tokens it cannot tell apart in time.
   returned: always
   type: dict
   sample: {cpu_share: 0.09, cpu_us_per_token: 12.1, lag_ms_p99: 0.4, lag_ms_max: 1.1, bottleneck: false}

@@ -158,6 +158,8 @@ def missed(case, script, load, seen, real):
                 ratio = told["output_tok_s"] / seen[name]["output_tok_s"]
                 out.append(f"{case}: {ratio:.2f} times what {name} reads, wanted {least}")
         return out
+    if told["tpot_ms"] is None:
+        return [*out, f"{case}: the client was kept from reading ({told['note']})"]
     for name, limit in (("output_tok_s", 0.01), ("ttft_ms", 0.03), ("tpot_ms", 0.005)):
         error = told[name] / real[name] - 1
         if abs(error) > limit and load is SMALL:
@@ -198,7 +200,7 @@ def line(case, name, told, real):
     text = f"{case:28} {name:14} {told['wall']:6.2f} {told['cpu']:6.2f} {told['output_tok_s']:9.0f}"
     text += f" {real['output_tok_s']:9.0f} {told['output_tok_s'] / real['output_tok_s'] - 1:+7.2%}"
     for key in ("ttft_ms", "tpot_ms"):
-        text += f" {told[key]:7.3f} {told[key] / real[key] - 1:+7.2%}"
+        text += f" {'-':>15}" if told[key] is None else f" {told[key]:7.3f} {told[key] / real[key] - 1:+7.2%}"
     for key, width, places in (("itl_ms", 7, 3), ("cpu_us", 8, 1)):
         text += f" {'-':>{width}}" if told.get(key) is None else f" {told[key]:{width}.{places}f}"
     return f"{text} {told.get('note', '')}"

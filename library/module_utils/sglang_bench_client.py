@@ -13,10 +13,11 @@ import threading
 import time
 
 from ansible.module_utils.sglang_bench_reader import Reader, can_read, clock
+from ansible.module_utils.sglang_bench_resolve import TICK, clock_offset, lateness, why_not
 from ansible.module_utils.sglang_bench_stream import record
 
-TICK = 0.01  # seconds between two looks at deadlines
 START = 0.02  # seconds until the first request of a rate is due, while the threads start
+STEP = 0.001  # seconds by which the time of day may move against the clock while its stamps are used
 KEEP = 64 << 20  # bytes of unparsed answers; above this finished answers are parsed during the run
 
 _now = threading.local()
@@ -73,6 +74,7 @@ class Client:
         self.adapters = []
         self.given_up = ""
         self.reader = Reader()
+        self.offset = clock_offset()
 
     def give_up(self, why):
         """Send nothing more; requests of later runs end as ``not_sent`` with this reason."""
@@ -97,7 +99,7 @@ class Client:
     def send(self, link, prepared, index, due=None):
         """Send one request, read it to its end and return what was kept (input of ``sglang_bench_stream.record``)."""
         stream = {"index": index, "sent": None, "end": None, "status": None, "kind": None, "closed": None, "detail": ""}
-        stream.update(times=[], blocks=[], framed=False, due=due)
+        stream.update(times=[], blocks=[], stamps=[], framed=False, due=due)
         exceptions, raw = self.requests.exceptions, None
         patience = min(self.request_timeout, max(0.05, self.deadline - clock()))
         stream["sent"], _now.sent = clock(), None
@@ -173,21 +175,22 @@ class Client:
                 return
             stream = self.send(link, prepared, index, due)
             self.kept += sum(map(len, stream["blocks"]))
-            out.append(record(stream, self.api, self.asked, self.ignore_eos) if self.kept > KEEP else stream)
+            out.append(self._record(stream) if self.kept > KEEP else stream)
 
     def run(self, prepared, concurrency, arrivals=None):
         """Send all, at most ``concurrency`` at a time.
 
         :param prepared: list of prepared requests.
         :param arrivals: seconds from now at which each is due; without it each worker sends its next at once.
-        :returns: ``(records, client)``; client is ``{cpu_s, wall_s, lags}`` with the lateness of each tick in seconds.
+        :returns: ``(records, client)``; client is ``{cpu_s, wall_s, lags, read_lags}``: how late each tick was, and how
+            late each read was after the kernel had its bytes, in seconds.
         Requests that were never sent because the time was over have the kind ``not_sent``.
         """
         concurrency = max(1, min(concurrency, len(prepared)))
         self.open(concurrency)
         began = clock() + (START if arrivals else 0.0)
         due = [began + when for when in arrivals] if arrivals else [None] * len(prepared)
-        queue, out, lags = iter(list(zip(range(len(prepared)), prepared, due))), [], []
+        queue, out, ticks = iter(list(zip(range(len(prepared)), prepared, due))), [], []
         threads = [
             threading.Thread(target=self._worker, args=(link, queue, out), daemon=True)
             for link in self.adapters[:concurrency]
@@ -203,18 +206,29 @@ class Client:
                 threads[0].join(pause) if threads[0].is_alive() else time.sleep(pause)
             now = clock()
             if now >= tick:
-                lags.append(now - tick)
+                ticks.append((tick, now))
             self._end_overdue(now)
             if now > self.deadline + 1.0:
                 break
             threads = [thread for thread in threads if thread.is_alive()] or threads[:1]
-        usage = {"cpu_s": time.process_time() - cpu, "wall_s": clock() - began, "lags": lags}
-        records = [
-            item if "arrivals" in item else record(item, self.api, self.asked, self.ignore_eos) for item in list(out)
-        ]
+        usage = {"cpu_s": time.process_time() - cpu, "wall_s": clock() - began, "lags": [b - a for a, b in ticks]}
+        records = [item if "arrivals" in item else self._record(item) for item in list(out)]
+        usage["read_lags"] = self._resolve(records, lateness(ticks))
         seen = {item["index"] for item in records}
         records += [self._lost(index) for index in range(len(prepared)) if index not in seen]
         return sorted(records, key=lambda item: item["index"]), usage
+
+    def _record(self, stream):
+        return record(stream, self.api, self.asked, self.ignore_eos, self.offset)
+
+    def _resolve(self, records, late):
+        """Say of each record why its tokens cannot be told apart in time; returns the lags of all reads in seconds."""
+        stepped = abs(clock_offset() - self.offset) > STEP
+        for item in records:
+            if stepped:
+                item["reads"] = {}
+            item["unresolved"] = why_not(item, late)
+        return [when - there for item in records for when, there in item["reads"].items()]
 
     def _lost(self, index):
         """Return the record of a request that no worker finished: still waiting at the deadline, or never sent."""
@@ -228,7 +242,7 @@ class Client:
             "due": None,
         }
         stream["detail"] = self.given_up or "the time for the whole run was over before this request was done"
-        return record(stream, self.api, self.asked, self.ignore_eos)
+        return self._record(stream)
 
     def _end_overdue(self, now):
         for stream, raw in list(self.active.values()):

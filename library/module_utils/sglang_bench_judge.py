@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ansible.module_utils.sglang_bench_stream import FAILURES
+from ansible.module_utils.sglang_bench_resolve import one_event
+from ansible.module_utils.sglang_bench_stream import FAILURES, OK
 from ansible.module_utils.sglang_findings import finding
 
 
@@ -16,6 +17,7 @@ def flags(numbers, tally, cost, wanted):
         out.append("client_bottleneck")
     if tally["usage_missing"]:
         out.append("usage_missing")
+    out += [name for name in ("unresolved", "one_event") if tally[name]]
     if (numbers["degenerate_share"] or 0) > 0.1:
         out.append("degenerate_output")
     if tally["failed"]:
@@ -66,6 +68,15 @@ REMARKS = {
         "the client was the limit or was kept from running",
         "measure on a quiet host, or with a lower concurrency",
     ),
+    "unresolved": (
+        "the client read tokens too late to tell the time between them; those answers are not in TPOT, ITL and decode "
+        "speed, and over a quarter of them leaves none",
+        "measure on a quiet host, or with a lower concurrency",
+    ),
+    "one_event": (
+        "the server sent answers in one event, which have no TPOT, ITL and decode speed",
+        "let the server stream each token, or judge it by output_tok_s",
+    ),
     "usage_missing": (
         "the server told no usage, so tokens are events with output",
         "let the server send usage in streams",
@@ -88,8 +99,22 @@ REMARKS = {
 }
 
 
-def findings(numbers, remarks, failure, limits, cost):
-    """Return the findings of rung ``benchmark``: the failure and missed limits as errors, flags as warnings."""
+def notes(records, tally, cost):
+    """Return what was seen of a remark, for those that say it: ``{flag: text}``."""
+    late = f", reads {cost['read_lag_ms_p99']} ms" if cost["read_lag_ms_p99"] is not None else ""
+    out = {"client_bottleneck": f"{cost['cpu_share']:.0%} of a core, p99 lag {cost['lag_ms_p99']} ms{late}"}
+    told = [item for item in records if item["kind"] == OK and item["unresolved"]]
+    for name, alone in (("unresolved", False), ("one_event", True)):
+        text = next((item["unresolved"] for item in told if one_event(item) == alone), "")
+        out[name] = f"{tally[name]} of {tally['completed']} answers, first: {text}" if text else ""
+    return out
+
+
+def findings(numbers, remarks, failure, limits, seen_of):
+    """Return the findings of rung ``benchmark``: the failure and missed limits as errors, flags as warnings.
+
+    :param seen_of: what was seen of a flag, see :func:`notes`.
+    """
     out = []
     if failure:
         out.append(
@@ -114,8 +139,6 @@ def findings(numbers, remarks, failure, limits, cost):
         )
     for flag in remarks:
         message, advice = REMARKS[flag]
-        seen = (
-            f"{cost['cpu_share']:.0%} of a core, p99 lag {cost['lag_ms_p99']} ms" if flag == "client_bottleneck" else ""
-        )
-        out.append(finding("benchmark", flag.replace("_", "-"), "warning", message, seen, advice))
+        text = seen_of.get(flag, "")
+        out.append(finding("benchmark", flag.replace("_", "-"), "warning", message, text, advice))
     return out

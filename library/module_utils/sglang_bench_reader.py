@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 
+from ansible.module_utils.sglang_bench_resolve import SPACE, stamped
+
 LAST = b"\r\n0\r\n\r\n"  # end of a chunk and the empty chunk that ends an answer
 BLOCK = 65536
 
@@ -32,7 +34,7 @@ def ended(blocks):
 
 
 class Reader:
-    """Reads chunked answers, framing and all, into ``times`` and ``blocks`` of their streams."""
+    """Reads chunked answers, framing and all, into ``times``, ``blocks`` and ``stamps`` of their streams."""
 
     def __init__(self):
         self.epoll = select.epoll()
@@ -53,23 +55,26 @@ class Reader:
     def read(self, stream, sock, source):
         """Read one answer to its end; blocks the caller, not the others.
 
-        :param stream: dict with ``times``, ``blocks`` and ``closed``, which becomes ``end`` when it is complete.
+        :param stream: dict with ``times``, ``blocks``, ``stamps`` (control data of each read) and ``closed``, which
+            becomes ``end`` when it is complete.
         :param sock: the plain socket, whose time-out is set back afterwards.
         :param source: the buffered file over it, which may hold the first bytes after the headers.
         :raises ConnectionError: the connection ended before the answer did.
         """
         patience = sock.gettimeout()
         sock.settimeout(0)
+        stamped(sock)
         try:
             block = source.read1(BLOCK)
             if block:
                 stream["times"].append(clock())
                 stream["blocks"].append(block)
+                stream["stamps"].append(())
             if not block or not ended(stream["blocks"]):
                 done = threading.Lock()
                 done.acquire()
                 number = sock.fileno()
-                self.entries[number] = (sock.recv, stream["times"], stream["blocks"], done)
+                self.entries[number] = (sock.recvmsg, stream["times"], stream["blocks"], stream["stamps"], done)
                 self.epoll.register(number, select.EPOLLIN)
                 done.acquire()
         finally:
@@ -87,9 +92,9 @@ class Reader:
                     if number == self.stop_read:
                         return
                     continue
-                receive, times, blocks, done = entry
+                receive, times, blocks, stamps, done = entry
                 try:
-                    block = receive(BLOCK)
+                    block, control, _flags, _from = receive(BLOCK, SPACE)
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -97,6 +102,7 @@ class Reader:
                 if block:
                     times.append(now())
                     blocks.append(block)
+                    stamps.append(control)
                     if block[-4:] != last and len(block) >= 7:
                         continue
                     if not ended(blocks):

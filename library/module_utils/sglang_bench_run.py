@@ -9,12 +9,14 @@ import time
 
 from ansible.module_utils import sglang_bench_judge as judge
 from ansible.module_utils import sglang_bench_prompts as prompts
+from ansible.module_utils import sglang_bench_resolve as resolve
 from ansible.module_utils import sglang_bench_server as server
 from ansible.module_utils import sglang_bench_stats as stats
 from ansible.module_utils import sglang_bench_workload as workload
 from ansible.module_utils import sglang_nvidia
 from ansible.module_utils.sglang_bench_client import Client, clock
 from ansible.module_utils.sglang_bench_dataset import Prompts, load_tokenizer
+from ansible.module_utils.sglang_bench_stream import OK
 from ansible.module_utils.sglang_bench_workload import InputError
 from ansible.module_utils.sglang_findings import finding
 from ansible.module_utils.sglang_fingerprint import fingerprint
@@ -150,13 +152,15 @@ class Run:
         failure = judge.failure_text(records, tally, params["max_failed"])
         if failure and params["workload"] == "sweep":
             failure = f"concurrency {load['concurrency']}: {failure}"
-        own = stats.client(cost, sum(item["tokens"] or 0 for item in records))
+        unresolved = resolve.share([item for item in records if item["kind"] == OK])
+        own = stats.client(cost, sum(item["tokens"] or 0 for item in records), unresolved)
         remarks = judge.flags(numbers, tally, own, {**params, **load})
         entry = {
             **load,
             "metrics": dict.fromkeys(numbers) if failure else numbers,
             "counts": tally,
             "flags": remarks,
+            "notes": {flag: text for flag, text in judge.notes(records, tally, own).items() if flag in remarks},
             "failure": failure,
             "client": own,
             "server": server.difference(before, after, samples.seen),
@@ -230,9 +234,8 @@ def measure(params):
         elapsed=round(clock() - run.began, 3),
     )
     document["workload_digest"] = workload.digest(document["workload"])
-    document["findings"] = judge.findings(
-        document["metrics"], document["flags"], document["failure"], limits, document["client"]
-    )
+    seen = {flag: text for entry in reversed(levels) for flag, text in entry["notes"].items()}
+    document["findings"] = judge.findings(document["metrics"], document["flags"], document["failure"], limits, seen)
     if xid:
         text = "; ".join(item["text"] for item in xid[:3])
         advice = "the figures are not used; look at the card, then measure again"

@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 
+from ansible.module_utils import sglang_bench_resolve as resolve
 from ansible.module_utils.sglang_bench_stream import FAILURES, OK
 
 SCHEMA = 2
@@ -29,6 +30,8 @@ DEFINITIONS = {
     "tokens": "usage of the server; where it is missing, events with output (counted in usage_missing)",
     "rate_sent": "(requests sent - 1) / (last sent - first sent)",
     "cpu_us_per_token": "CPU time of the client's process during the level / output tokens",
+    "unresolved": "answers whose tokens the client read too late to tell the time between them: no tpot, itl, decode",
+    "read_lag_ms": "bytes read by the client, later than the kernel had them",
     "percentiles": "linear interpolation between order statistics; std is that of the population",
 }
 SPREAD = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "decode_tok_s", "prefill_tok_s", "send_delay_ms")
@@ -47,7 +50,7 @@ SINGLE = (
     "degenerate_share",
 )
 METRICS = SINGLE + tuple(f"{name}_{part}" for name in SPREAD for part in PARTS)
-COUNTS = ("requested", "completed", "failed") + FAILURES + ("usage_missing",)
+COUNTS = ("requested", "completed", "failed") + FAILURES + ("usage_missing", "unresolved", "one_event")
 
 
 def percentile(ordered, share):
@@ -99,6 +102,9 @@ def counts(records):
         if item["kind"] == OK:
             out["completed"] += 1
             out["usage_missing"] += bool(item["usage_missing"])
+            alone = resolve.one_event(item)
+            out["one_event"] += alone
+            out["unresolved"] += bool(item.get("unresolved")) and not alone
         else:
             out["failed"] += 1
             out[item["kind"]] += 1
@@ -116,12 +122,12 @@ def metrics(records):
     tokens = sum(item["tokens"] for item in done)
     inputs = [item["input_tokens"] for item in done if item["input_tokens"] is not None]
     cached = [item["cached_tokens"] for item in done if item["cached_tokens"] is not None]
-    several = [item for item in done if item["tokens"] > 1 and item["arrivals"][-1] > item["arrivals"][0]]
+    several = [item for item in resolve.resolved(done) if item["tokens"] > 1]
     decode = [(item["arrivals"][-1] - item["arrivals"][0]) / (item["tokens"] - 1) for item in several]
     series = {
         "ttft_ms": [1e3 * (item["arrivals"][0] - item["sent"]) for item in done],
         "tpot_ms": [1e3 * value for value in decode],
-        "itl_ms": [1e3 * gap for item in done for gap in gaps(item)],
+        "itl_ms": [1e3 * gap for item in several for gap in gaps(item)],
         "e2e_ms": [1e3 * (item["end"] - item["sent"]) for item in done],
         "decode_tok_s": [1.0 / value for value in decode],
         "prefill_tok_s": [
@@ -150,26 +156,43 @@ def metrics(records):
     return out
 
 
-CLIENT = ("cpu_share", "cpu_us_per_token", "lag_ms_p99", "lag_ms_max", "bottleneck", "load_average", "cores")
+CLIENT = (
+    "cpu_share",
+    "cpu_us_per_token",
+    "lag_ms_p99",
+    "lag_ms_max",
+    "read_lag_ms_p99",
+    "read_lag_ms_max",
+    "unresolved_share",
+    "bottleneck",
+    "load_average",
+    "cores",
+)
 
 
-def client(usage, tokens=None):
+def client(usage, tokens=None, unresolved=None):
     """Return what the client itself cost, with the names of :data:`CLIENT`.
 
-    :param usage: ``{cpu_s, wall_s, lags}``. ``cpu_share`` 1.0 is one core fully used; one interpreter cannot use more.
-    :param tokens: output tokens that were read.
-    The client was the bottleneck when it used over 80 % of a core or its threads waited over 10 ms (p99) for their
-    turn.
+    :param usage: ``{cpu_s, wall_s, lags, read_lags}``. ``cpu_share`` 1.0 is one core fully used; one interpreter cannot
+        use more.
+    :param tokens: output tokens that were read. :param unresolved: share of unresolved answers.
+    The client was the bottleneck when it used over 80 % of a core, when its threads waited over 10 ms (p99) for their
+    turn or bytes waited as long for it, or when too many answers are unresolved.
     """
     lags = sorted(usage["lags"]) or [0.0]
     share = usage["cpu_s"] / usage["wall_s"] if usage["wall_s"] else 0.0
     late = 1e3 * percentile(lags, 0.99)
+    reads = sorted(usage.get("read_lags") or [])
+    waited = 1e3 * percentile(reads, 0.99) if reads else None
     return {
         "cpu_share": round(share, 4),
         "cpu_us_per_token": round(1e6 * usage["cpu_s"] / tokens, 2) if tokens else None,
         "lag_ms_p99": round(late, 3),
         "lag_ms_max": round(1e3 * lags[-1], 3),
-        "bottleneck": share > 0.8 or late > 10.0,
+        "read_lag_ms_p99": round(waited, 3) if reads else None,
+        "read_lag_ms_max": round(1e3 * reads[-1], 3) if reads else None,
+        "unresolved_share": None if unresolved is None else round(unresolved, 4),
+        "bottleneck": share > 0.8 or max(late, waited or 0.0) > 10.0 or (unresolved or 0.0) > resolve.MOST,
         "load_average": round(os.getloadavg()[0], 2),
         "cores": len(os.sched_getaffinity(0)),
     }
@@ -195,6 +218,8 @@ def compact(records, level):
         keep["event_ms"] = [round(1e3 * (when - sent), 3) for when in item["arrivals"]]
         if any(share != 1 for share in item["shares"]):
             keep["event_tokens"] = [round(share, 4) for share in item["shares"]]
+        if item["unresolved"]:
+            keep["unresolved"] = item["unresolved"]
         if item["detail"]:
             keep["detail"] = item["detail"]
         if item["text"]:

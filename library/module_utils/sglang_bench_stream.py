@@ -10,6 +10,8 @@ import itertools
 import json
 import re
 
+from ansible.module_utils.sglang_bench_resolve import arrival
+
 CHANNELS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 # Kinds of outcome; every request ends as exactly one of them.
@@ -232,11 +234,11 @@ def judge(stream, folded, asked, ignore_eos):
     return OK, ""
 
 
-def record(stream, api, asked, ignore_eos):
+def record(stream, api, asked, ignore_eos, offset=0.0):
     """Return the record of one request, times in seconds from the clock of ``stream``.
 
-    :param stream: what the client kept: dict ``{index, sent, end, status, closed, detail, times, blocks, framed}``;
-        ``kind`` is set when no stream began.
+    :param stream: what the client kept: dict ``{index, sent, end, status, closed, detail, times, blocks, stamps,
+        framed}``; ``kind`` is set when no stream began. :param offset: time of day less that clock, seconds.
     """
     out = {
         "index": stream["index"],
@@ -252,12 +254,16 @@ def record(stream, api, asked, ignore_eos):
         "usage_missing": None,
         "arrivals": [],
         "shares": [],
+        "reads": {},
+        "unresolved": None,
         "channels": [],
         "text": "",
     }
     if stream["kind"] is not None:
         return out
     times, blocks = stream["times"], stream["blocks"]
+    stamps = ((when, arrival(control, offset)) for when, control in zip(times, stream.get("stamps") or []))
+    out["reads"] = {when: there for when, there in stamps if there is not None}
     if stream.get("framed"):
         times, blocks, complete = dechunk(times, blocks)
         if not complete and stream["closed"] == "end":

@@ -161,10 +161,12 @@ def _figures(path):
         records = [item for item in records if item.get("level", 0) == document.get("headline", 0)]
     done = [item for item in records if item["kind"] == "ok" and item["event_ms"]]
     step = max(1, -(-len(done) // REQUESTS))
+    # Where the client could not tell most of them, the others are no sample.
+    told = (document.get("metrics") or {}).get("tpot_ms_p50", 0) is not None
     out = {"ttft_ms": [], "tpot_ms": []}
     for item in done[::step]:
         first, last = item["event_ms"][0], item["event_ms"][-1]
         out["ttft_ms"].append(round(first, 2))
-        if item["tokens"] > 1 and last > first:
+        if told and item["tokens"] > 1 and last > first and not item.get("unresolved"):
             out["tpot_ms"].append(round((last - first) / (item["tokens"] - 1), 3))
     return out

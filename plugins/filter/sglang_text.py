@@ -55,8 +55,9 @@ def _figures(metrics):
         ("p99 {:.1f} ms", "ttft_ms_p99"),
         ("TPOT p50 {:.2f} ms", "tpot_ms_p50"),
     ]
+    single = (metrics.get("output_tokens_mean") or 1) == 1
     if metrics.get("tpot_ms_p50") is None:
-        parts.append(("prefill p50 {:.0f} tok/s", "prefill_tok_s_p50"))
+        parts.append(("prefill p50 {:.0f} tok/s", "prefill_tok_s_p50") if single else ("no TPOT", "output_tok_s"))
     return ", ".join(text.format(metrics[name]) for text, name in parts if metrics.get(name) is not None)
 
 

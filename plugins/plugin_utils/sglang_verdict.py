@@ -20,6 +20,8 @@ THRESHOLDS = ARGUMENTS["thresholds"]["default"]
 FALSE_ALARM = 0.01
 # Flag of a run whose figures may be the client's and not the server's.
 CLIENT = "client_bottleneck"
+# Flag of a run in which the client read tokens too late to tell the time between them.
+UNRESOLVED = "unresolved"
 # Looks at the figures while they are measured: the first gets three quarters of the chance of a false alarm, each
 # further one a quarter of the one before, so that any number of looks stays below it.
 FIRST_LOOK, NEXT_LOOK = 0.75, 0.25
@@ -258,8 +260,10 @@ def judge(
     (new, new_note), (old, old_note) = undisturbed(new), undisturbed(old)
     out["runs"] = {"candidate": [run["result"] for run in new], "baseline": [run["result"] for run in old]}
     speeds = {name: value for name, value in thresholds.items() if name != SCORE}
-    # A figure that no run has, such as the decode rate of a prefill-only load, is no metric of this comparison.
-    speeds = {name: value for name, value in speeds.items() if _values(new, name)[0] or _values(old, name)[0]}
+    # A figure that no run has, such as the decode rate of a prefill-only load, is no metric of this comparison; one
+    # that the client failed to tell is, and leaves it open.
+    failed = any(UNRESOLVED in (run.get("flags") or []) for run in new + old)
+    speeds = {name: value for name, value in speeds.items() if failed or _values(new, name)[0] or _values(old, name)[0]}
     scored = SCORE in thresholds and bool(scores[0])
     confidence = confidence_of(look, len(speeds) + scored, false_alarm)
     if design == "interleaved":

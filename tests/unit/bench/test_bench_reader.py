@@ -28,7 +28,7 @@ def test_the_end_of_an_answer_is_seen_however_it_is_cut(first):
     ours, theirs = socket.socketpair()
     plain = socket.socket(fileno=ours.detach())
     eyes = reader.Reader()
-    kept = {"times": [], "blocks": [], "closed": None}
+    kept = {"times": [], "blocks": [], "stamps": [], "closed": None}
     with plain, theirs, plain.makefile("rb") as source:
         plain.settimeout(7)
         done = threading.Thread(target=eyes.read, args=(kept, plain, source), daemon=True)
@@ -47,7 +47,7 @@ def test_the_end_of_an_answer_is_seen_however_it_is_cut(first):
 def test_an_answer_that_breaks_off_is_told_from_one_that_ends():
     ours, theirs = socket.socketpair()
     eyes = reader.Reader()
-    kept = {"times": [], "blocks": [], "closed": None}
+    kept = {"times": [], "blocks": [], "stamps": [], "closed": None}
     with ours, theirs, ours.makefile("rb") as source:
         theirs.sendall(BODY[:8])
         theirs.shutdown(socket.SHUT_WR)

@@ -35,3 +35,10 @@ def test_a_sweep_has_a_line_for_each_level_and_says_what_failed(serve, bench, li
 def test_nothing_measured_has_its_reason(serve, bench, lines):
     assert lines(bench(serve(), check=True)) == ["nothing was measured: check mode: no load is sent"]
     assert lines({}) == []
+
+
+def test_tokens_that_cannot_be_told_apart_have_no_figure(serve, bench, lines):
+    """Nor is the speed of the prefill put in its place."""
+    result = bench(serve())
+    result["metrics"].update(tpot_ms_p50=None)
+    assert lines(result)[0].endswith(", no TPOT")

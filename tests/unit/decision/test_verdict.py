@@ -228,3 +228,14 @@ def test_the_sample_is_a_fingerprint():
     from ansible.module_utils.sglang_fingerprint import COMPARED
 
     assert set(COMPARED) == set(FINGERPRINT)
+
+
+def test_figures_that_the_client_could_not_tell_leave_it_open():
+    """Read too late on either side or both: no verdict by what remains. A load without decoding is another matter."""
+    late = runs("b", [None] * 4, flags=["client_bottleneck", "unresolved"])
+    for candidate, baseline in ((late, runs("a", STEADY)), (late, [dict(item, release="a") for item in late])):
+        found = judged(candidate, baseline)
+        assert found["verdict"] == "inconclusive" and "need" in metric(found)["notes"][0]
+        assert metric(found)["candidate"]["values"] == [] and metric(found)["effect"] is None
+    found = judged(runs("b", [None] * 4), runs("a", [None] * 4))
+    assert found["verdict"] == "equal" and [entry["name"] for entry in found["metrics"]] == ["ttft_ms_p50"]

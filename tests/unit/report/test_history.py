@@ -74,6 +74,15 @@ def test_raw_records_beside_the_result_are_read_for_the_headline_level(tmp_path)
     assert reader._figures(str(tmp_path / "bench-1.json")) == {"ttft_ms": [20.0], "tpot_ms": [10.0]}
 
 
+@pytest.mark.parametrize(("median", "expected"), [(10.0, [15.0]), (None, [])])
+def test_times_that_the_client_could_not_tell_are_not_shown(tmp_path, median, expected):
+    records = [{"level": 0, "kind": "ok", "tokens": 3, "event_ms": [10.0, 20.0, 40.0]} for _ in range(2)]
+    records[1]["unresolved"] = "the last token was read 100.0 ms late, 30.0 ms after the first one"
+    document = {"schema": 2, "metrics": {"tpot_ms_p50": median}, "requests": records}
+    (tmp_path / "bench-1.json").write_text(json.dumps(document))
+    assert reader._figures(str(tmp_path / "bench-1.json")) == {"ttft_ms": [10.0, 10.0], "tpot_ms": expected}
+
+
 def test_the_newest_of_each_variant_come_first(tmp_path):
     past.write_root(tmp_path, 32, raw=32)
     history = reader.read(str(tmp_path), 8)

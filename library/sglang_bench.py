@@ -232,7 +232,8 @@ valid:
 flags:
   description:
     - Remarks on the run - C(client_bottleneck), C(unresolved), C(one_event), C(usage_missing),
-      C(degenerate_output), C(failed_requests), C(concurrency_not_held), C(rate_not_held), C(prompts_cached), C(prompt_length_not_calibrated).
+      C(degenerate_output), C(failed_requests), C(concurrency_not_held), C(rate_not_held), C(prompts_cached),
+      C(prompt_length_not_calibrated).
   returned: always
   type: list
   elements: str

@@ -84,6 +84,13 @@ options:
         speculative decoding. 0 where it is not known.
     type: float
     default: 0
+  deferred:
+    description:
+      - Leave the event of a promotion or a rollback to the call that records that verdict; it is then RV(pending).
+        O(deferred=true) is for a caller that hands it to C(sglang_release) as C(decision), which writes it first.
+      - What neither follows is written at once.
+    type: bool
+    default: false
   event:
     description: Set by the action alone - the event to append to the ledger. Without it the ledger is read.
     type: dict
@@ -120,6 +127,10 @@ decision:
   description: The ledger event, see C(docs/ledger.md); null in check mode.
   returned: always
   type: dict
+pending:
+  description: The same event where nobody has written it yet, see O(deferred); null where it is in the ledger.
+  returned: always
+  type: dict
 read:
   description:
     - Runs and scores of the ledger, decisions and seconds of measuring of this run. For the action; null in its result.
@@ -133,7 +144,7 @@ skipped_reason:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_decision_runs import read
-from ansible.module_utils.sglang_decision_spec import ARGUMENTS, ATTRIBUTED, FIGURES
+from ansible.module_utils.sglang_decision_spec import ARGUMENTS, ATTRIBUTED, FIGURES, RESULT
 from ansible.module_utils.sglang_ledger import append
 from ansible.module_utils.sglang_lock import without_alive
 
@@ -144,7 +155,7 @@ def main():
     params = module.params
     if not params["run"].get("id"):
         module.fail_json(msg="run needs the run that the action sglang_variant or sglang_run returns.")
-    result = dict.fromkeys(("verdict", "outcome", "decision", "read", "skipped_reason"), None)
+    result = dict.fromkeys(RESULT)
     result["lines"] = []
     event = params["event"]
     try:

@@ -91,6 +91,12 @@ options:
       - What to keep in the manifest of a created release, for readers. Values of keys that name a secret are left out.
     type: dict
     default: {}
+  decision:
+    description:
+      - Event C(decision) that nobody has written yet, C(pending) of the result of C(sglang_decision).
+        O(state=promoted) and O(state=rejected) append it to the ledger before their own event. Empty for none.
+    type: dict
+    default: {}
   allow_rejected:
     description: Let O(state=target) take a release that was rejected.
     type: bool
@@ -277,6 +283,7 @@ def main():
             rung=dict(type="str", default=""),
             files=dict(type="dict", default={}),
             record=dict(type="dict", default={}),
+            decision=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
             unlock=dict(type="bool", default=False),
         ),
@@ -290,6 +297,12 @@ def main():
         module.fail_json(msg=f"run: state={state} needs the run that the action sglang_variant or sglang_run returns.")
     if state in NEEDS_RELEASE and not params["release"]:
         module.fail_json(msg=f"release: state={state} needs the id of a release.")
+    about = params["decision"].get("release", "no release")
+    if params["decision"] and (about != params["release"] or state not in ("promoted", "rejected")):
+        module.fail_json(
+            msg=f"decision: it is about {about} and came with state={state} of {params['release'] or 'no release'}. "
+            "Rule: only promoted and rejected carry a decision, that on their own release. Way out: leave decision out."
+        )
     if params["keep"] < 1:
         module.fail_json(msg=f"keep: {params['keep']} releases are too few; at least 1 is kept.")
     try:

@@ -6,6 +6,8 @@ from __future__ import annotations
 ATTRIBUTED = ("baseline", "fewchan", "fusion", "fewchan_fusion")
 # Figures of a run that a decision may need beside those it judges by.
 FIGURES = ("decode_tok_s_p50", "ttft_ms_p50", "output_tok_s", "tpot_ms_p50")
+# Keys of every result beside ``lines``.
+RESULT = ("verdict", "outcome", "decision", "pending", "read", "skipped_reason")
 
 ARGUMENTS = {
     "root": {"type": "path", "required": True},
@@ -23,5 +25,6 @@ ARGUMENTS = {
     "on_inconclusive": {"type": "str", "choices": ["keep", "rollback"], "default": "rollback"},
     "promote": {"type": "bool", "default": True},
     "allreduce_us": {"type": "float", "default": 0},
+    "deferred": {"type": "bool", "default": False},
     "event": {"type": "dict"},
 }

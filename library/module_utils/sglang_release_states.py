@@ -23,6 +23,7 @@ from ansible.module_utils.sglang_release_step import (
     locked,
     make_result,
     new_manifest,
+    record_decision,
     record_event,
 )
 from ansible.module_utils.sglang_release_store import ReleaseError
@@ -65,12 +66,14 @@ def promote(params, check):
     root = params["root"]
     manifest = load(params, check)
     if manifest["state"] == "promoted":
+        record_decision(params, check)
         return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is promoted already")
     if not check and (manifest["state"] != "active" or store.read_current(root) != manifest["id"]):
         raise ReleaseError(
             f"release: {manifest['id']} is {manifest['state']} and the current release is {store.read_current(root)}. "
             "Rule: only the active release that the link points to is promoted. Way out: activate it, then verify it."
         )
+    record_decision(params, check)
     return advance(params, check, manifest, "promoted", "promoted")
 
 
@@ -78,6 +81,7 @@ def reject(params, check):
     """Record that a release failed and why; one that was never created is only told to the ledger."""
     root, release = params["root"], params["release"]
     _, variant, _ = store.parse_id(release)
+    record_decision(params, check)
     try:
         manifest = store.read_manifest(store.release_path(root, release))
     except FileNotFoundError:

@@ -31,6 +31,17 @@ def record_event(params, event, release=None, variant=None, **fields):
     sglang_ledger.append(params["root"], line)
 
 
+def record_decision(params, check):
+    """Append the decision that a verdict follows from, unless a call of this run that stopped half-way has done so."""
+    decision = params.get("decision")
+    if not decision or check:
+        return
+    same = {"event": "decision", "run": params["run"]["id"], **{key: decision.get(key) for key in ("release", "look")}}
+    events, _problems = sglang_ledger.read(params["root"])
+    if not any(same.items() <= {key: event.get(key) for key in same}.items() for event in events[-10:]):
+        sglang_ledger.append(params["root"], {**decision, "event": "decision", "run": params["run"]})
+
+
 def brief_of(root, manifest):
     """Return the short form of a manifest, or null for none."""
     return store.brief(root, manifest) if manifest else None

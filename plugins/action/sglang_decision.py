@@ -16,7 +16,9 @@ if MODULE_UTILS not in ansible.module_utils.__path__:
 if PLUGIN_UTILS not in sys.path:
     sys.path.append(PLUGIN_UTILS)
 
-from ansible.module_utils.sglang_decision_spec import ARGUMENTS  # noqa: E402
+from ansible.module_utils.sglang_decision_spec import ARGUMENTS, RESULT  # noqa: E402
+from sglang_decide import decide  # noqa: E402
+from sglang_verdict import PROMOTE, ROLLBACK, SettingsError  # noqa: E402
 
 
 class ActionModule(ActionBase):
@@ -26,20 +28,13 @@ class ActionModule(ActionBase):
     _supports_check_mode = True
 
     def run(self, tmp=None, task_vars=None):
-        """Return verdict, outcome, lines and decision."""
+        """Return verdict, outcome, lines, decision and what of it is still to be written."""
         result = super().run(tmp, task_vars)
         _spec, args = self.validate_argument_spec({key: ARGUMENTS[key] for key in ARGUMENTS if key != "event"})
-        result.update(changed=False, **dict.fromkeys(("verdict", "outcome", "decision", "read", "skipped_reason")))
+        result.update(changed=False, **dict.fromkeys(RESULT))
         result["lines"] = []
         if boolean(self._task.check_mode):
             result["skipped_reason"] = "check mode: nothing was measured"
-            return result
-        try:
-            # Loading the quantiles takes 0.4 s, which only a run that decides shall pay.
-            from sglang_decide import decide
-            from sglang_verdict import ROLLBACK, SettingsError
-        except ImportError as error:
-            result.update(failed=True, msg=f"The controller lacks a library: {error}. Way out: make controller.")
             return result
         seen = self._execute_module(module_args=args, task_vars=task_vars)
         if seen.get("failed"):
@@ -49,9 +44,16 @@ class ActionModule(ActionBase):
         except SettingsError as error:
             result.update(failed=True, msg=str(error))
             return result
-        written = self._execute_module(module_args={**args, "event": event}, task_vars=task_vars)
-        if written.get("failed"):
-            return {**result, **written}
+        except ImportError as error:
+            result.update(failed=True, msg=f"The controller lacks a library: {error}. Way out: make controller.")
+            return result
+        # A second call of the module costs as much as the first; the one that records the verdict can carry the event.
+        if args["deferred"] and event["outcome"] in (PROMOTE, ROLLBACK):
+            result["pending"] = event
+        else:
+            written = self._execute_module(module_args={**args, "event": event}, task_vars=task_vars)
+            if written.get("failed"):
+                return {**result, **written}
         result.update(verdict=event["verdict"], outcome=event["outcome"], lines=event["lines"], decision=event)
         if event["outcome"] == ROLLBACK:
             result.update(failed=True, msg="\n".join(event["lines"]))

@@ -58,6 +58,9 @@ def test_slower_release_goes_back_with_its_numbers(node):
     assert all(line in message for line in found["lines"][:3])
     refused = node.ledger("rejected")[-1]
     assert refused["release"] == found["release"] and refused["rung"] == "decision"
+    # Written by the call that rejects, before it.
+    events = node.ledger()
+    assert events.count(found) == 1 and events[events.index(found) + 1] == refused
 
 
 def test_equal_release_is_promoted(node):
@@ -68,6 +71,8 @@ def test_equal_release_is_promoted(node):
     assert found["metrics"][0]["baseline"]["runs"] == 3
     assert node.state(node.current) == "promoted" and found["release"] == node.current
     assert "equal: manychan" in outcome.said
+    names = [event["event"] for event in node.ledger()]
+    assert names[-3:] == ["decision", "promoted", "unlocked"]
 
 
 def test_comparison_needs_two_variants_and_a_release(node, make_ready):

@@ -52,3 +52,18 @@ def test_action_decides_nothing_in_check_mode_and_refuses_nonsense(tmp_path, dec
     done, result = decided(on_inconclusive="maybe")
     assert done.rc != 0 and "on_inconclusive" in result["msg"]
     assert (tmp_path / "ledger.jsonl").read_text() == before
+
+
+def test_deferred_event_is_left_to_the_verdict(tmp_path, decided):
+    """One call of the module where promotion or rollback follows; what nothing follows is written all the same."""
+    speeds = [measured("baseline", 80.0 + n / 10) for n in range(5)]
+    ledger(tmp_path, speeds + [measured("fewchan", 70.0 + n / 10, "r1") for n in range(5)])
+    before = (tmp_path / "ledger.jsonl").read_text()
+    done, result = decided(deferred=True)
+    assert done.rc != 0 and result["pending"] == result["decision"] and result["pending"]["verdict"] == "worse"
+    done, result = decided(deferred=True, against="")
+    assert done.rc == 0 and result["pending"]["outcome"] == "promote" and result["pending"]["verdict"] == "first"
+    assert (tmp_path / "ledger.jsonl").read_text() == before
+    done, result = decided(deferred=True, promote=False)
+    assert done.rc == 0 and result["pending"] is None and result["outcome"] == "record"
+    assert json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[-1])["verdict"] == "worse"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 import sglang_speculation as speculation
 from samples import FINGERPRINT, run, runs
@@ -171,3 +175,26 @@ def test_negative_spread_is_refused_and_ids_are_read():
     with pytest.raises(SettingsError, match="start_spread"):
         decide(dict(ARGS, start_spread=-1), data(grid(70.0)))
     assert variant_of("20260101T000000Z-few-chan-0123456789ab") == "few-chan"
+
+
+def test_scipy_is_loaded_only_where_runs_are_compared():
+    """It takes 0.4 s: not for a first release, too few runs, or other conditions."""
+    enough = grid(70.0, without=("fewchan", "fusion"))
+    few = [item for item in enough if item["variant"] == "baseline"] + enough[-2:]
+    other = [dict(item, workload_digest="w2") if item["variant"] == "baseline" else item for item in enough]
+    cases = [(dict(ARGS, against=""), enough), (ARGS, few), (ARGS, other), (ARGS, enough)]
+    program = """
+import json, sys
+import ansible.module_utils
+sys.path, ansible.module_utils.__path__ = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+from sglang_decide import decide
+for args, found in json.loads(sys.stdin.read()):
+    verdict = decide(args, found)["verdict"]
+    print(verdict, "scipy" in sys.modules)
+"""
+    import ansible.module_utils
+
+    command = [sys.executable, "-c", program, json.dumps(sys.path), json.dumps(list(ansible.module_utils.__path__))]
+    text = json.dumps([(args, data(found)) for args, found in cases])
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["first False", "inconclusive False", "not comparable False", "worse True"]

@@ -170,6 +170,29 @@ def test_rejection_of_a_release_that_was_never_created_reaches_the_ledger(host):
     assert sglang_ledger.read(host.root)[0][-1]["reason"] == "patch refused"
 
 
+def test_a_verdict_carries_its_decision(host):
+    """It comes first, once, and only with a verdict on its own release; a refused promotion writes none."""
+    release = host.build()
+    decision = {"release": release, "variant": "baseline", "verdict": "first", "look": 1, "lines": ["first: {{ x }}"]}
+    assert host.call("promoted", release=release, decision=decision)["failed"]
+    assert "decision" not in events(host)
+    host.ok("active", release=release)
+    assert host.ok("promoted", release=release, decision=decision, check=True)["changed"]
+    for state, about in (("promoted", "20260101T000000Z-x-0123456789ab"), ("retired", release)):
+        refused = host.call(state, release=release, decision=dict(decision, release=about))
+        assert f"decision: it is about {about} and came with state={state}" in refused["msg"]
+    assert "decision" not in events(host)
+    host.ok("promoted", release=release, decision=decision)
+    assert events(host)[-2:] == ["decision", "promoted"]
+    line = sglang_ledger.read(host.root)[0][-2]
+    assert {**line, **decision, "run": "run-1", "user": "operator"} == line
+    # As after a promotion that stopped half-way: its decision is not written again.
+    host.ok("rejected", release=release, reason="disk full", decision=decision)
+    assert events(host)[-3:] == ["decision", "promoted", "rejected"]
+    host.ok("rejected", release=release, reason="slow", decision=dict(decision, look=2, verdict="worse"))
+    assert events(host)[-2:] == ["decision", "rejected"]
+
+
 def test_transitions_are_in_the_ledger_and_repeat_unchanged(host):
     release = host.deploy()
     host.ok("unlocked")

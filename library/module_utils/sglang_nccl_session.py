@@ -352,5 +352,5 @@ def nccl(trial):
     rank = next(iter(trial["ranks"].values()), {})
     return {
         "version": rank.get("version") or trial["log"]["version"], "library": rank.get("library"),
-        **{key: trial["log"][key] for key in ("transports", "environment", "channels", "warnings")},
+        **{key: trial["log"][key] for key in ("transports", "environment", "channels", "threads", "warnings")},
     }  # fmt: skip

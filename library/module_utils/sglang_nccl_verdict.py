@@ -35,7 +35,9 @@ def place(where, plan):
 def complete(trial, plan):
     """Add to a trial what follows from it: bus bandwidth and NCCL's choice for each step, predicted times."""
     for step in trial["steps"]:
-        sizes = (step["bytes"], step["bytes"] // plan["world"])
+        # NCCL 2.28 names what one rank puts in, or gets out of a reduce-scatter.
+        whole = step["bytes"]
+        sizes = (whole,) if step["collective"] in ("all_reduce", "broadcast") else (whole // plan["world"], whole)
         step["choice"] = sglang_nccl_log.choice(trial["log"], step["collective"], sizes)
         best = step["graph"] or step["eager"]
         step["busbw_gbs"] = (
@@ -91,6 +93,10 @@ def _advice(trial, variables, host):
     match = re.search(r"no algorithm/protocol available for function (\w+)", message, re.IGNORECASE)
     if match:
         return message, f"leave {match.group(1)} an algorithm: NCCL_ALGO='ring;allreduce:tree', or unset"
+    match = re.search(r"Unrecognized element token \"([^\"]*)\"", message)
+    if match:
+        named = [name for name in ("NCCL_ALGO", "NCCL_PROTO") if match.group(1) in variables.get(name, "")]
+        return message, f"correct {' or '.join(named) or 'the list'}: NCCL knows no {match.group(1)!r}"
     if trial["outcome"] == "hung":
         if variables.get("NCCL_P2P_DISABLE") == "1":
             advice = "peer-to-peer is off here already: give NCCL more channels and larger buffers"
@@ -141,8 +147,8 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
                         f"{describe(step)}, {MODES[mode]}: {step[mode]['p50_us']} us", "know why before it serves")
             )  # fmt: skip
     if exercised and trial["log"]["version"]:
-        for variable, (asked, taken) in sorted(sglang_nccl_log.ignored(setting["variables"], trial["log"]).items()):
-            what = "is ignored by NCCL in silence" if taken is None else f"is taken as {taken!r}"
+        for variable, what in sorted(sglang_nccl_log.ignored(setting["variables"], trial["log"]).items()):
+            asked = setting["variables"][variable]
             found.append(
                 finding(RUNG, "probe-ignored", "warning", f"variant {name}: {variable} {what}",
                         f"asked for {asked!r}, NCCL {trial['log']['version']}", "correct the value, or leave it out")

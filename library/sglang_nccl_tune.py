@@ -72,7 +72,7 @@ options:
   trials:
     description: Number of trials at most, the base's included.
     type: int
-    default: 60
+    default: 100
   seconds:
     description: Seconds after which no trial starts.
     type: float
@@ -122,9 +122,19 @@ best:
   returned: always
   type: dict
 better:
-  description: Whether it is better than the base by more than 3 %.
+  description: Whether it is better than the base by more than RV(noise).
   returned: always
   type: bool
+noise:
+  description: What two scores of one setting may differ by, from trials that were repeated; at least 0.03.
+  returned: always
+  type: float
+  sample: 0.061
+spread:
+  description: For each predicted figure how far repeated trials of one setting lay apart, as a fraction.
+  returned: always
+  type: dict
+  sample: {decode: 0.086, prefill: 0.004}
 variant:
   description: A catalogue entry for it, with its evidence; empty where nothing is better.
   returned: always
@@ -175,8 +185,9 @@ from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_nccl_session import ProbeError
 from ansible.module_utils.sglang_nccl_tuning import tune
 
-EMPTY = {"rows": [], "best": None, "better": False, "variant": {}, "table": "", "trials": 0, "complete": False,
-         "findings": [], "nccl": {}, "gpus": [], "exercised": False, "changed": False}  # fmt: skip
+EMPTY = {"rows": [], "best": None, "better": False, "noise": 0.0, "spread": {}, "variant": {}, "table": "",
+         "trials": 0, "complete": False, "findings": [], "nccl": {}, "gpus": [], "exercised": False,
+         "changed": False}  # fmt: skip
 
 
 def record(params, result):
@@ -185,8 +196,8 @@ def record(params, result):
         params["root"],
         {
             "event": "tune", "run": params["run"], "profile": params["profile"], "trials": result["trials"],
-            "better": result["better"], "best": result["best"], "exercised": result["exercised"],
-            "elapsed": result["elapsed"],
+            "better": result["better"], "noise": result["noise"], "best": result["best"],
+            "exercised": result["exercised"], "elapsed": result["elapsed"],
         },
     )  # fmt: skip
 
@@ -207,7 +218,7 @@ def main():
             "user": {"type": "str", "default": ""},
             "fingerprint": {"type": "str", "default": ""},
             "batches": {"type": "list", "elements": "int", "default": [1, 32]},
-            "trials": {"type": "int", "default": 60},
+            "trials": {"type": "int", "default": 100},
             "seconds": {"type": "float", "default": 300},
             "limit": {"type": "float", "default": 20},
             "run": {"type": "dict", "default": {}},

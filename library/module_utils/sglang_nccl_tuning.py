@@ -9,7 +9,7 @@ import time
 from ansible.module_utils import sglang_nccl_search, sglang_nccl_verdict
 from ansible.module_utils.sglang_nccl_session import ProbeError, Session, nccl
 
-# A result that is closer to the base than this is no finding.
+# A result that is closer to the base than this is no finding, even where repeated trials agree better.
 NOISE = 0.03
 
 
@@ -59,7 +59,9 @@ def tune(params):
         "rows": rows, "trials": search.done, "complete": not search.over(), "findings": session.findings, "nccl": seen,
         "exercised": session.cuda, "gpus": (session.machine.get("gpus") or "").strip().splitlines(),
     }  # fmt: skip
-    better = best is not None and best["score"] < 1 - NOISE
+    noise = max(NOISE, search.noise())
+    better = best is not None and best["score"] < 1 - noise
+    found.update(noise=noise, spread=search.spread())
     found.update(best=best, better=better, table=table(rows), variant=entry(params, best, found) if better else {})
     return found
 
@@ -79,11 +81,12 @@ def entry(params, best, found):
     hosts = sorted({line.split(",")[0].strip() for line in found["gpus"]})
     where = f"{params['tp_size']} x {', '.join(hosts)}" if hosts else f"{params['tp_size']} CPU ranks over gloo"
     profile = params["profile"] if isinstance(params["profile"], str) else json.dumps(params["profile"], sort_keys=True)
-    parts = [
-        f"{name} {best['base'][name]:.3f} to {best['predicted'][name]:.3f}"
-        for name in ("decode", "decode_many", "verify", "prefill")
-        if best["base"].get(name) and best["predicted"].get(name)
-    ]
+    parts = []
+    for name in ("decode", "decode_many", "verify", "prefill"):
+        old, new = best["base"].get(name), best["predicted"].get(name)
+        if old and new:
+            alike = abs(new / old - 1) <= max(NOISE, found["spread"].get(name, 0.0))
+            parts.append(f"{name} {old:.3f} to {new:.3f}" + (" (within the noise)" if alike else ""))
     return {
         f"tuned_{profile}" if isinstance(params["profile"], str) else "tuned_own": {
             "summary": f"Found by tune.yml for the profile {profile}",
@@ -94,7 +97,7 @@ def entry(params, best, found):
                 "effect": f"ms in collectives of a step, {params['setting']['name']} to this: {'; '.join(parts)}",
                 "source": (
                     f"tune.yml on {where}, NCCL {found['nccl'].get('version') or 'not exercised'}, "
-                    f"{found['trials']} trials, score {best['score']}"
+                    f"{found['trials']} trials, score {best['score']}, noise {found['noise']:.0%}"
                 ),
             },
             "rungs": ["lint", "precheck", "probe", "canary", "load", "verify", "benchmark"],

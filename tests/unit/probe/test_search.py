@@ -37,12 +37,44 @@ def run(measure, **more):
 
 
 def test_finds_the_best_within_its_trials():
-    """60 trials of 810 settings find it, the last ones at full length."""
+    """100 trials of 810 settings find it, the last ones at full length; 60 settings or more are seen."""
     found, rows = run(machine())
-    assert found.done <= 60
+    assert found.done <= 100
+    assert len(rows) >= 60
     assert rows[0]["score"] == pytest.approx(0.72)
     assert rows[0]["effort"] == 2
     assert rows[0]["variables"]["NCCL_PROTO"] == "LL,Simple"
+
+
+def test_extensions_keep_algorithm_and_protocol():
+    """Of NCCL's own choice, which is a part of every other setting, only further changes are tried."""
+    allowed = search.candidates()
+    own = next(item for item in allowed if item["variables"] == {})
+    found = [item["variables"] for item in search.extensions(own, allowed)]
+    assert found
+    assert not any({"NCCL_ALGO", "NCCL_PROTO"} & values.keys() for values in found)
+    assert {"NCCL_P2P_LEVEL", "NCCL_MIN_CTAS", "NCCL_BUFFSIZE", "NCCL_NTHREADS"} <= {key for v in found for key in v}
+
+
+def test_two_modes_of_small_messages_are_noise():
+    """On two H200 the same setting takes 1.51 or 1.63 ms from one process to the next: no gain follows from that."""
+    trials = iter(range(10**6))
+
+    def measure(setting, _effort):
+        mode = 1.51 if next(trials) % 3 == 0 else 1.63
+        prefill = 62.4 if setting["variables"].get("NCCL_PROTO") == "LL" else 26.9
+        predicted = {"decode": mode, "decode_many": mode * 1.2, "verify": mode, "prefill": prefill}
+        return {"outcome": "ok", "message": "", "seconds": 1.0, "predicted": predicted}
+
+    found, rows = run(measure)
+    spread = found.spread()
+    assert spread["decode"] == pytest.approx(0.0795, abs=1e-3)
+    assert spread["prefill"] == 0
+    assert found.noise() == pytest.approx(0.8 * 0.0795, abs=1e-3)
+    assert rows[0]["variables"] == {}, "as good as the best, and the simplest"
+    found, rows = search.Search(search.candidates(), BASE, {"decode": 1.0}, measure), None
+    rows = found.run()
+    assert rows[0]["score"] > 1 - max(tuning.NOISE, found.noise()), "decode alone: nothing is better"
 
 
 def test_what_fails_is_not_chosen():
@@ -93,12 +125,15 @@ def test_profile_is_checked(profile):
 def test_variant_claims_what_was_measured():
     """The entry is one that the catalogue takes, names its evidence, and promises no server speed."""
     times = {"decode": 1.0, "decode_many": 2.0, "verify": 1.5, "prefill": 30.0}
-    best = {"name": "n", "variables": {"NCCL_PROTO": "LL,Simple"}, "score": 0.8, "predicted": times, "base": times}
-    found = {"gpus": ["NVIDIA H200, GPU-1, 580.1"], "nccl": {"version": "2.28.9"}, "trials": 58}
+    less = {"decode": 0.95, "decode_many": 1.5, "verify": 1.2, "prefill": 10.0}
+    best = {"name": "n", "variables": {"NCCL_PROTO": "LL,Simple"}, "score": 0.8, "predicted": less, "base": times}
+    found = {"gpus": ["NVIDIA H200, GPU-1, 580.1"], "nccl": {"version": "2.28.9"}, "trials": 58, "noise": 0.04,
+             "spread": {"decode": 0.09}}  # fmt: skip
     entry = tuning.entry({"tp_size": 2, "profile": "mixed", "setting": BASE}, best, found)
     variant = entry["tuned_mixed"]
     assert variant["nccl"] == {"NCCL_PROTO": "LL,Simple"}
     assert "2 x NVIDIA H200, NCCL 2.28.9, 58 trials" in variant["expect"]["source"]
+    assert "decode 1.000 to 0.950 (within the noise); decode_many 2.000 to 1.500; " in variant["expect"]["effect"]
     assert "whether a server gains is not known" in variant["purpose"]
     known = yaml.safe_load((ROOT / "group_vars/all/variants.yml").read_text())["sglang_variants"]["baseline"].keys()
     assert variant.keys() <= known | {"extends", "parts"}

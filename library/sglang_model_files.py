@@ -14,6 +14,7 @@ description:
     everywhere. A file that differs from its digest is written again.
   - With O(declared.source=existing) it only reads. It refuses files that SGLang would load without a word and serve
     garbage from, such as a missing shard, a shard cut short, or a git-LFS pointer.
+  - O(declared.source=config) is a directory without weights, for a server with C(--load-format dummy).
 author: the sglang deploy authors
 options:
   declared:
@@ -22,9 +23,9 @@ options:
     required: true
     suboptions:
       source:
-        description: V(existing) files are checked, a V(generate) model is made.
+        description: V(existing) files are checked, V(config) has no weights, a V(generate) model is made.
         type: str
-        choices: [existing, generate]
+        choices: [existing, config, generate]
         required: true
       path:
         description: Absolute path of the model directory.
@@ -120,8 +121,9 @@ def provide(module, result):
     """Bring a generated model to the declared state, or collect the problems of an existing one; fills ``result``."""
     declared, user = module.params["declared"], module.params["user"]
     result["model"] = before = describe(declared)
-    if declared["source"] == "existing":
-        result["problems"] = check(declared["path"], module.params["sha256"], user or None)
+    if declared["source"] != "generate":
+        weights = declared["source"] == "existing"
+        result["problems"] = check(declared["path"], module.params["sha256"], user or None, weights)
         return
     if not before["present"]:
         result["changed"] = True
@@ -141,7 +143,7 @@ def main():
                 "type": "dict",
                 "required": True,
                 "options": {
-                    "source": {"type": "str", "choices": ["existing", "generate"], "required": True},
+                    "source": {"type": "str", "choices": ["existing", "config", "generate"], "required": True},
                     "path": {"type": "str", "required": True},
                     "generate": {
                         "type": "dict",

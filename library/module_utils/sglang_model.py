@@ -2,7 +2,9 @@
 
 ``declared`` is one dict, the same for the role that stages the files and for the release that serves them::
 
-    {source: existing|generate, path: str, generate: {seed: int, vocab_size: int}}
+    {source: existing|config|generate, path: str, generate: {seed: int, vocab_size: int}}
+
+``config`` is a directory without weights, for a server that makes them up (``--load-format dummy``).
 
 ``describe`` is cheap enough for every run; ``check`` reads the header of every weight file.
 """
@@ -57,7 +59,8 @@ def describe(declared):
         }
     state = {"present": False, "path": path, "fingerprint": None, "problem": None}
     try:
-        named = _named_in_index(path) or weight_files(path)
+        named = [] if declared["source"] == "config" else _named_in_index(path)
+        named = named or weight_files(path, declared["source"] != "config")
         missing = [name for name in named if not os.path.isfile(os.path.join(path, name))]
         if missing:
             state["problem"] = f"{path} lacks {', '.join(missing)}"
@@ -122,8 +125,8 @@ def weight_map(path):
     return tensors
 
 
-def weight_files(path):
-    """Return the sorted names of the weight files that a model directory must hold.
+def weight_files(path, weights=True):
+    """Return the sorted names of the weight files that a model directory must hold: none without ``weights``.
 
     :raises ModelError: the directory or config.json is unusable, or there are no weights.
     """
@@ -132,6 +135,8 @@ def weight_files(path):
     if not os.path.isdir(path):
         raise ModelError(f"{path} is not a directory" if os.path.exists(path) else f"{path} does not exist")
     read_json(os.path.join(path, "config.json"))
+    if not weights:
+        return []
     tensors = weight_map(path)
     if tensors is not None:
         return sorted(set(tensors.values()))
@@ -200,17 +205,18 @@ def check_shard(path):
     return None, set(header)
 
 
-def check(path, digests=None, user=None):
+def check(path, digests=None, user=None, weights=True):
     """Return every problem of existing model files as texts that name the file; an empty list means they can be
     served.
 
     :param path: absolute path of the model directory.
     :param digests: ``{file name: SHA-256}``; each file named there is read in full.
     :param user: name of the service user that must be able to read all of it, None where that is not asked.
+    :param weights: whether weights must be there.
     """
     try:
-        names = weight_files(path)
-        tensors = weight_map(path)
+        names = weight_files(path, weights)
+        tensors = weight_map(path) if weights else None
     except ModelError as error:
         return [str(error)]
     except OSError as error:

@@ -146,7 +146,7 @@ class Host:
 
     def model_problems(self, declared, user, digests):
         """Return what is wrong with existing model files; those named in ``digests`` are read in full."""
-        return sglang_model.check(declared["path"], digests, user)
+        return sglang_model.check(declared["path"], digests, user, declared["source"] == "existing")
 
     def listeners(self, port):
         """Return who listens on a port, see :func:`sglang_proc.listeners`."""

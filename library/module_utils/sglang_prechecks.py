@@ -289,7 +289,7 @@ def port(wanted, host):
 def model_files(wanted, host):
     """Existing model files are there and whole."""
     declared = wanted["model"]
-    if not declared or declared["source"] != "existing":
+    if not declared or declared["source"] == "generate":
         return []
     user = wanted["user"] if wanted["user"] and host.account(wanted["user"]) else None
     return [

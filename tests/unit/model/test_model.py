@@ -220,6 +220,18 @@ def test_the_fingerprint_follows_the_files(existing):
     assert not state["present"] and "lacks model-00001-of-00003.safetensors" in state["problem"]
 
 
+def test_a_configuration_without_weights(run_module, existing):
+    declared = {"source": "config", "path": str(existing)}
+    for name in existing.glob("*.safetensors*"):
+        name.unlink()
+    assert check(run_module, existing)["failed"], "weights are missing"
+    result = run_module(MODULE, {"declared": declared}, check=True)
+    assert result["problems"] == []
+    assert result["model"]["present"] and result["model"]["fingerprint"]
+    (existing / "config.json").unlink()
+    assert "config.json" in run_module(MODULE, {"declared": declared}, check=True)["msg"]
+
+
 def test_describing_a_large_model_is_cheap(tmp_path):
     # 182 sparse shards with 40,000 names in the index, as the real model has.
     names = [f"model-{number:05d}.safetensors" for number in range(182)]

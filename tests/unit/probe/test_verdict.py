@@ -117,6 +117,19 @@ def test_fewchan_is_slow_where_it_is_slow():
     assert judge(base, base=base) == {}
 
 
+def test_the_cost_of_a_launch_is_not_slowness():
+    """What the CPU needs for a call moves between 24 and 48 us for the same setting; the replayed message decides."""
+    base, found = trial(measured(DEFAULT)), trial(measured(DEFAULT))
+    for step in found["steps"]:
+        if step["phase"] != "prefill":
+            step["eager"] = {**step["eager"], "p50_us": 48.0}
+    assert sglang_nccl_verdict.slower(found, base, 1.25) == []
+    found["steps"][0]["graph"] = {**found["steps"][0]["graph"], "p50_us": 48.0}
+    assert [(step["bytes"], mode) for step, mode, _ in sglang_nccl_verdict.slower(found, base, 1.25)] == [
+        (14336, "graph")
+    ]
+
+
 def test_predicted_step():
     """122 all-reduces and one all-gather of the slowest rank, in milliseconds."""
     predicted = trial(measured(DEFAULT))["predicted"]

@@ -133,6 +133,10 @@ def watched(start, tmp_path):
             item.watch.kill()
             item.watch.wait()
         until(lambda item=item: not server(item))
+        # What was made to outlive its server, by marker.
+        for process in sglang_proc.scan(str(item.path)):
+            if sglang_proc.alive(process["state"]):
+                os.kill(process["pid"], signal.SIGKILL)
 
 
 def test_a_dead_worker_under_a_living_parent_is_reported_and_no_experiment_is_restarted(watched, health):

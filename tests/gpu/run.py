@@ -32,6 +32,8 @@ STEPS = (
     ("probe_all", ["probe.yml", "-e", "variants=all", "-e", "probe_file={folder}/probe.json"], 150, True, 2),
     ("deploy_baseline", ["deploy.yml", "-e", "variant=baseline", *QUICK, *NO_CANARY], 240, True, 1),
     ("tree_forced", ["deploy.yml", "-e", "variant=tree", *FORCED, *QUICK], 60, False, 2),
+    # The base switches fusion off for good: a variant that asks for it gets nothing and must be refused by that name.
+    ("fusion_inactive", ["deploy.yml", "-e", "variant=fusion", *FORCED, *QUICK, *NO_CANARY], 240, False, 1),
     ("deploy_fewchan", ["deploy.yml", "-e", "variant=fewchan", *QUICK], 240, True, 1),
     ("rollback", ["rollback.yml"], 150, True, 1),
     ("status", ["status.yml"], 30, True, 1),

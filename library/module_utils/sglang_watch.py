@@ -44,7 +44,7 @@ _PHASE_LINES = tuple(
         ("distributed", r"Init torch distributed begin"),
         ("weights", r"Load weight begin|Loading .*checkpoint shards:|Multi-thread loading .*shards:"),
         ("kv_cache", r"Load weight end|Using KV cache dtype|KV Cache is allocated"),
-        ("graph", r"Capture (?:cuda|cpu|npu|piecewise CUDA) graph begin|Capturing batches"),
+        ("graph", r"Capture (?:[\w-]+ )*(?i:graph) begin|Capturing batches"),
         ("warmup", r"Application startup complete|Uvicorn running on"),
         ("ready", r"The server is fired up and ready to roll!"),
     )

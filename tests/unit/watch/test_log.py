@@ -189,3 +189,18 @@ def test_the_follower_survives_rotation_truncation_and_a_late_file(tmp_path):
 def test_a_failed_capture_names_its_phase_itself(phase):
     """A slower rank may still be in an earlier phase when the first one runs out of memory."""
     assert match("Exception: Capture cuda graph failed: CUDA out of memory. Tried", phase)["name"] == "oom_graph"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Capture cuda graph begin. This can take up to several minutes. avail mem=78.5 GB",
+        "Capture piecewise CUDA graph begin. avail mem=78.5 GB",
+        "Capture target decode CUDA graph begin. backend=full, num_tokens_per_bs=1, bs=[1, 2, 4, 8], avail mem=78.53 GB",
+    ],
+)
+def test_graph_capture_begins_in_the_words_of_each_release(line):
+    """0.5.15 names role and phase; without it the capture counted as part of the KV cache."""
+    log = StartLog(Clock())
+    log.feed([f"[2026-11-30 03:13:56 TP0] {line}"])
+    assert log.phase == "graph"

@@ -36,7 +36,9 @@ def test_what_is_in_force_gives_no_finding_however_it_is_written():
     assert rules.judge(asked, INFO, ["Capture cuda graph end."], "cuda") == []
     newer = "[2026-11-30 03:13:58 TP0] Capture target decode CUDA graph end. elapsed=2.42 s, mem usage=0.04 GB"
     assert rules.judge(asked, INFO, [newer], "cuda") == []
-    assert names(rules.judge(asked, INFO, [newer.replace("decode", "prefill")], "cuda")) == [("graph-capture", "warning")]
+    assert names(rules.judge(asked, INFO, [newer.replace("decode", "prefill")], "cuda")) == [
+        ("graph-capture", "warning")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def profile(folder, name, size, limit=30):
     """
     out = folder / "profile" / name
     out.mkdir(parents=True)
-    body = {"output_dir": str(out), "num_steps": PROFILED, "activities": ["GPU"], "profile_by_stage": True,
+    body = {"output_dir": str(out), "num_steps": PROFILED, "activities": ["CPU", "GPU"], "profile_by_stage": True,
             "with_stack": False, "profile_id": name}  # fmt: skip
     try:
         post("/flush_cache", {})
@@ -141,23 +141,32 @@ def read(path):
         return json.load(handle)["traceEvents"]
 
 
-def collectives(events):
-    """Return ``{count: {kind: kernels}, p50_us: {kind: median}, per_step}`` of a rank's trace.
+def kind_of(name):
+    """Return which collective a kernel or an operator is."""
+    name = name.lower().replace("_", "")
+    return next((kind for kind in ("allreduce", "allgather", "reducescatter") if kind in name), "other")
 
-    ``per_step`` is the all-reduces for each all-gather, of which a step makes one (its logits); None without any.
+
+def collectives(events):
+    """Return ``{count: {kind: kernels}, called: {kind: calls}, p50_us: {kind: median}, per_step}`` of a rank's trace.
+
+    ``called`` are those that Python issued, which a replayed graph does not. ``per_step`` is the all-reduces for each
+    all-gather, of which a step makes one (its logits); None without any.
     """
-    times = collections.defaultdict(list)
+    times, called = collections.defaultdict(list), collections.Counter()
     for event in events:
-        name = str(event.get("name", "")).lower().replace("_", "")
-        if event.get("cat") == "kernel" and ("nccl" in name or "allreduce" in name):
-            kind = next((kind for kind in ("allreduce", "allgather", "reducescatter") if kind in name), "other")
-            times[kind].append(event["dur"])
+        name = str(event.get("name", ""))
+        if event.get("cat") == "kernel" and ("nccl" in name.lower() or kind_of(name) != "other"):
+            times[kind_of(name)].append(event["dur"])
+        elif event.get("cat") == "cpu_op" and name.startswith("c10d::"):
+            called[kind_of(name)] += 1
     count = {kind: len(values) for kind, values in sorted(times.items())}
-    per_step = count.get("allreduce", 0) / count["allgather"] if count.get("allgather") else None
+    most = count or called
     return {
         "count": count,
+        "called": dict(sorted(called.items())),
         "p50_us": {kind: round(statistics.median(values), 1) for kind, values in sorted(times.items())},
-        "per_step": per_step,
+        "per_step": most["allreduce"] / most["allgather"] if most.get("allgather") and most.get("allreduce") else None,
     }
 
 

@@ -36,16 +36,19 @@ def test_collectives_of_a_trace(stage, tmp_path):
     events.append({"cat": "cpu_op", "name": "c10d::allreduce_", "dur": 40})
     found = stage.collectives(events)
     assert found == {
-        "count": {"allgather": 3, "allreduce": 6},
-        "p50_us": {"allgather": 11, "allreduce": 13},
+        "count": {"allgather": 3, "allreduce": 6}, "called": {"allreduce": 1}, "p50_us": {"allgather": 11, "allreduce": 13},
         "per_step": 2,
-    }
+    }  # fmt: skip
     path = tmp_path / "x-TP-0-DECODE.trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     assert stage.complete(path)
     path.write_bytes(path.read_bytes()[:40])
     assert not stage.complete(path)
     assert stage.collectives([])["per_step"] is None
+    called = [
+        {"cat": "cpu_op", "name": name, "dur": 9} for name in ["c10d::allreduce_"] * 5 + ["c10d::_allgather_base_"]
+    ]
+    assert stage.collectives(called)["per_step"] == 5, "without a GPU the calls count"
 
 
 @pytest.mark.parametrize(("change", "right"), [({}, True), ({"NCCL_ALGO": "Tree"}, False), (None, False)])

@@ -36,8 +36,8 @@ def test_collectives_of_a_trace(stage, tmp_path):
     events.append({"cat": "cpu_op", "name": "c10d::allreduce_", "dur": 40})
     found = stage.collectives(events)
     assert found == {
-        "count": {"allgather": 3, "allreduce": 6}, "called": {"allreduce": 1}, "p50_us": {"allgather": 11, "allreduce": 13},
-        "per_step": 2,
+        "count": {"allgather": 3, "allreduce": 6}, "called": {"allreduce": 1}, "per_step": 2,
+        "p50_us": {"allgather": 11, "allreduce": 13},
     }  # fmt: skip
     path = tmp_path / "x-TP-0-DECODE.trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))

@@ -166,6 +166,10 @@ gpus:
   returned: always
   type: list
   elements: str
+beside:
+  description: Whether a live server ran on the GPUs meanwhile, which disturbs the times.
+  returned: always
+  type: bool
 exercised:
   description: Whether this was NCCL.
   returned: always
@@ -186,8 +190,8 @@ from ansible.module_utils.sglang_nccl_session import ProbeError
 from ansible.module_utils.sglang_nccl_tuning import tune
 
 EMPTY = {"rows": [], "best": None, "better": False, "noise": 0.0, "spread": {}, "variant": {}, "table": "",
-         "trials": 0, "complete": False, "findings": [], "nccl": {}, "gpus": [], "exercised": False,
-         "changed": False}  # fmt: skip
+         "trials": 0, "complete": False, "findings": [], "nccl": {}, "gpus": [], "beside": False,
+         "exercised": False, "changed": False}  # fmt: skip
 
 
 def record(params, result):

@@ -57,7 +57,8 @@ def tune(params):
     best = next((row for row in rows if row["score"] is not None and row["effort"] == 2), None)
     found = {
         "rows": rows, "trials": search.done, "complete": not search.over(), "findings": session.findings, "nccl": seen,
-        "exercised": session.cuda, "gpus": (session.machine.get("gpus") or "").strip().splitlines(),
+        "exercised": session.cuda, "beside": session.beside,
+        "gpus": (session.machine.get("gpus") or "").strip().splitlines(),
     }  # fmt: skip
     noise = max(NOISE, search.noise())
     better = best is not None and best["score"] < 1 - noise
@@ -98,6 +99,7 @@ def entry(params, best, found):
                 "source": (
                     f"tune.yml on {where}, NCCL {found['nccl'].get('version') or 'not exercised'}, "
                     f"{found['trials']} trials, score {best['score']}, noise {found['noise']:.0%}"
+                    f"{', beside a live server' if found['beside'] else ''}"
                 ),
             },
             "rungs": ["lint", "precheck", "probe", "canary", "load", "verify", "benchmark"],

@@ -128,11 +128,12 @@ def test_variant_claims_what_was_measured():
     less = {"decode": 0.95, "decode_many": 1.5, "verify": 1.2, "prefill": 10.0}
     best = {"name": "n", "variables": {"NCCL_PROTO": "LL,Simple"}, "score": 0.8, "predicted": less, "base": times}
     found = {"gpus": ["NVIDIA H200, GPU-1, 580.1"], "nccl": {"version": "2.28.9"}, "trials": 58, "noise": 0.04,
-             "spread": {"decode": 0.09}}  # fmt: skip
+             "spread": {"decode": 0.09}, "beside": True}  # fmt: skip
     entry = tuning.entry({"tp_size": 2, "profile": "mixed", "setting": BASE}, best, found)
     variant = entry["tuned_mixed"]
     assert variant["nccl"] == {"NCCL_PROTO": "LL,Simple"}
     assert "2 x NVIDIA H200, NCCL 2.28.9, 58 trials" in variant["expect"]["source"]
+    assert variant["expect"]["source"].endswith("noise 4%, beside a live server")
     assert "decode 1.000 to 0.950 (within the noise); decode_many 2.000 to 1.500; " in variant["expect"]["effect"]
     assert "whether a server gains is not known" in variant["purpose"]
     known = yaml.safe_load((ROOT / "group_vars/all/variants.yml").read_text())["sglang_variants"]["baseline"].keys()

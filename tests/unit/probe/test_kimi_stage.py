@@ -73,3 +73,33 @@ def test_model_has_no_weights(stage, tmp_path):
     assert sglang_model.describe({"source": "config", "path": str(tmp_path / "m")})["present"]
     assert sglang_model.check(str(tmp_path / "m"), weights=False) == []
     assert not list((tmp_path / "m").glob("*.safetensors"))
+
+
+def test_the_order_of_the_ladder_and_its_summary(stage, tmp_path, monkeypatch, capsys):
+    """Every step has the stage's inventory; a refused tree is as expected, and the summary says what was seen."""
+    played = []
+
+    def play(_python, folder, _bundle, arguments, _limit):
+        played.append(arguments[0])
+        said = json.loads((folder / "variables.json").read_text())
+        assert (said["model_files_source"], said["sglang_server_tp_size"]) == ("config", 2)
+        assert said["sglang_variant_base"]["args"]["load-format"] == "dummy"
+        return {"rc": 2 if "variant=tree" in arguments else 0, "seconds": 1.0, "tail": ""}
+
+    seen = {"schedulers": [{"rank": rank, "nccl": {}} for rank in (0, 1)], "nccl": {"ignored": {}}}
+    monkeypatch.setattr(stage.run, "play", play)
+    monkeypatch.setattr(stage.run, "gpus", lambda: [("H200", "580", "0")] * 2)
+    monkeypatch.setattr(stage.run, "make_engine", lambda *_: "python3")
+    monkeypatch.setattr(stage.run, "schedulers", lambda *_: seen)
+    monkeypatch.setattr(stage, "profile", lambda *_: {"decode": {"per_step": 9.0}})
+    monkeypatch.setattr(stage.time, "sleep", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "k"), "--bundle", str(tmp_path)])
+    assert stage.main() == 0
+    assert played == ["probe.yml", "deploy.yml", "deploy.yml", "deploy.yml", "rollback.yml", "stop.yml"]
+    summary = json.loads((tmp_path / "k" / "summary.json").read_text())
+    assert summary["steps"]["deploy_fewchan"]["profile"]["decode"]["per_step"] == 9.0
+    assert summary["steps"]["deploy_fewchan"]["environment_ok"]
+    seen["schedulers"].pop()
+    monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "l"), "--only", "rollback"])
+    assert stage.main() == 1, "a scheduler is missing"
+    assert "rollback: rc 0" in capsys.readouterr().out

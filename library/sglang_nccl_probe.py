@@ -97,7 +97,7 @@ options:
     default: ""
 attributes:
   check_mode:
-    description: Kept results are reported; nothing is tried.
+    description: Kept results are reported; nothing is tried. What the host lacks for it is a finding and no failure.
     support: full
   diff_mode:
     description: There is nothing to differ.
@@ -181,7 +181,7 @@ import time
 
 from ansible.module_utils import sglang_ledger
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_findings import errors, summary
+from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_nccl_session import ProbeError, Session
 
 
@@ -232,6 +232,12 @@ def main():
     try:
         result = Session(params).run(module.check_mode)
     except ProbeError as error:
+        if module.check_mode:
+            # An empty host has neither model nor engine yet, and says nothing about what a real run would find.
+            found = finding("probe", "not-exercised", "info", "the dry run cannot look at the collectives of this host",
+                            str(error), "none; a real run provides what is missing before it probes")  # fmt: skip
+            empty.update(exercised=False, findings=[found], verdict={"ok": True, "failures": []})
+            module.exit_json(elapsed=round(time.monotonic() - started, 3), **empty)
         module.fail_json(msg=str(error), elapsed=round(time.monotonic() - started, 3), **empty)
     result["elapsed"] = round(time.monotonic() - started, 3)
     if params["run"] and result["results"] and not module.check_mode and os.path.isdir(params["root"]):

@@ -182,7 +182,9 @@ def patches(wanted, host):
             advice = "deploy writes it into the release's own copy" if item["files"] else "nothing to do"
             found.append(report("patch-fits", "info", message, "; ".join(facts), advice))
             continue
-        ways_out = item["ways_out"] or entry.get("ways_out") or DEFAULT_WAYS_OUT[item["state"] in ("conflict", "upstream")]
+        ways_out = (
+            item["ways_out"] or entry.get("ways_out") or DEFAULT_WAYS_OUT[item["state"] in ("conflict", "upstream")]
+        )
         found.append(
             report(
                 "patch-refused",

@@ -14,14 +14,15 @@ from engines import make_engine, model
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERBS = sorted(path.stem for path in ROOT.glob("*.yml"))
 # Verbs that need something that an empty host does not have; they say so.
-NEEDS = {"rollback": "nothing to roll back to", "benchmark": "nothing to measure"}
+NEEDS = {"rollback": "nothing to roll back to", "benchmark": "nothing to measure", "compare": "nothing to go back to"}
+ASKED = {"compare": {"against": "baseline"}}
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_on_an_empty_host(verb, make_node):
     """No directory appears."""
     node = make_node()
-    outcome = node.run(verb, "--check", "--diff", variant="fewchan_fusion")
+    outcome = node.run(verb, "--check", "--diff", variant="fewchan_fusion", **ASKED.get(verb, {}))
     if verb in NEEDS:
         outcome.refused(NEEDS[verb])
     else:
@@ -60,7 +61,7 @@ def test_on_a_deployed_host(make_ready):
     node.deploy("baseline").succeeded()
     pid, before = node.server, tree(node.root, skip=["logs"])
     for verb in VERBS:
-        outcome = node.run(verb, "--check", "--diff", variant="fewchan_fusion")
+        outcome = node.run(verb, "--check", "--diff", variant="fewchan_fusion", **ASKED.get(verb, {}))
         if verb == "rollback":
             outcome.refused(NEEDS[verb])
         else:

@@ -217,3 +217,11 @@ def test_with_gpus(probe, with_gpus):
     assert "NCCL_P2P_LEVEL is ignored by NCCL in silence" in said["probe-ignored", "warning"]["message"]
     assert result["exercised"]
     assert probe(settings[:1], device="cuda")["reused"] == ["baseline"]
+
+
+def test_a_dry_run_of_a_host_that_lacks_everything_is_no_failure(probe, tmp_path):
+    settings = [{"name": "one", "variables": {}, "args": {}, "site": ""}]
+    result = probe(settings, check=True, model=str(tmp_path / "none"))
+    assert result["verdict"]["ok"] and not result["exercised"] and not result["changed"]
+    (found,) = result["findings"]
+    assert found["rule"] == "not-exercised" and "config.json cannot be read" in found["evidence"]

@@ -222,8 +222,6 @@ elapsed:
 """
 
 import os
-import select
-import sys
 import time
 
 from ansible.module_utils import sglang_canary_plan, sglang_ledger, sglang_proc, sglang_watch
@@ -235,16 +233,9 @@ from ansible.module_utils.sglang_canary_trial import Trial
 from ansible.module_utils.sglang_client import Client, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_lock import kept_fresh
+from ansible.module_utils.sglang_watch_ready import TIMED_PHASES, unheard
 
-TIMED_PHASES = ("spawned", "imports", "distributed", "weights", "kv_cache", "graph", "warmup")
 REFUSALS = ("refused", "disturbed", "no_room")
-
-
-def unheard():
-    """Return whether the reader of the result is gone: the controller was killed, or its connection broke."""
-    answer = select.poll()
-    answer.register(sys.__stdout__, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _handle, event in answer.poll(0))
 
 
 def live_server(module):
@@ -323,9 +314,9 @@ def main():
 
     silence = {phase: sglang_watch.SILENCE[phase] / 2 for phase in TIMED_PHASES}
     silence.update({name: value for name, value in params["phase_silence"].items() if value is not None})
-    trial = Trial(params, release, launch, module.run_command, dict(sglang_watch.SILENCE, **silence), result)
     elsewhere = sglang_canary_plan.not_possible(launch)
     try:
+        trial = Trial(params, release, launch, module.run_command, dict(sglang_watch.SILENCE, **silence), result)
         if elsewhere:
             result["verdict"] = "not_exercised"
             result["findings"] = [

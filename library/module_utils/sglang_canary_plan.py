@@ -7,6 +7,7 @@ of the live server does not know it, and its own stop does not know the live ser
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import random
@@ -112,11 +113,14 @@ def read_config(path):
 
     :raises ValueError: it is not JSON.
     """
+    name = os.path.join(path, "config.json")
     try:
-        with open(os.path.join(path, "config.json"), encoding="utf-8") as handle:
+        with open(name, encoding="utf-8") as handle:
             return json.load(handle)
     except OSError:
         return {}
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from error
 
 
 def weight_bytes(path):
@@ -160,7 +164,7 @@ def _free(port):
             with socket.socket(family) as probe:
                 probe.bind((address, port))
         except OSError as problem:
-            if family == socket.AF_INET or problem.errno == 98:
+            if family == socket.AF_INET or problem.errno == errno.EADDRINUSE:
                 return False
     return True
 

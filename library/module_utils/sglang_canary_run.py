@@ -128,7 +128,8 @@ class Canary:
             )
         stat = sglang_proc.stat_of(self.process.pid, "/proc")
         note = {"pgid": self.process.pid, "start": stat["start"] if stat else 0, "boot_id": sglang_proc.boot_id()}
-        with open(sglang_proc.record_path(self.path), "w", encoding="ascii") as handle:
+        # The server's account owns the folder by now: no link of its own is followed.
+        with open(sglang_proc.record_path(self.path), "x", encoding="ascii") as handle:
             json.dump(note, handle)
         return self.process.pid
 

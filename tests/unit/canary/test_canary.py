@@ -144,11 +144,12 @@ def test_inputs_that_make_no_sense(root, canary, given, words):
     assert result["failed"] and words in result["msg"] and "at least" in result["msg"]
 
 
-def test_model_that_does_not_count_its_layers(root, canary):
-    """It cannot be made small, so it is not tried."""
-    (root.path / "model" / "config.json").write_text("{}")
+@pytest.mark.parametrize("text", ["{}", '{"num_hid'])
+def test_model_that_does_not_count_its_layers(root, canary, text):
+    """It cannot be made small, so it is not tried; the message names the file."""
+    (root.path / "model" / "config.json").write_text(text)
     result = canary(root.release("aaaa1111"))
-    assert result["failed"] and "config.json" in result["msg"]
+    assert result["failed"] and result["verdict"] == "refused" and "config.json" in result["msg"]
 
 
 def test_root_that_is_too_long_for_sockets(root, canary, monkeypatch):

@@ -45,6 +45,7 @@ class Workers:
     def __init__(self, python, folder, env, user=None):
         self.python, self.folder, self.env, self.user = python, folder, env, user
         self.process, self.buffer, self.torch, self.number = None, b"", None, 0
+        self.left = []
 
     def __enter__(self):
         return self
@@ -134,9 +135,9 @@ class Workers:
         return digest(events, plan, logs, round(time.monotonic() - started, 3))
 
     def close(self):
-        """End the program with all that it started; return the processes that the kernel did not end."""
+        """End the program with all that it started; return what the kernel did not end, of earlier programs too."""
         if self.process is None:
-            return []
+            return self.left
         leader = self.process.pid
         self.process.stdin.close()
         deadline = time.monotonic() + 10
@@ -155,7 +156,8 @@ class Workers:
             self.process.wait()
         self.process.stdout.close()
         self.process = None
-        return left
+        self.left += left
+        return self.left
 
 
 def read(path):

@@ -8,9 +8,8 @@ import statistics
 import sglang_effect as effects
 import sglang_verdict as verdicts
 
-# Names of the variants with neither change, the first, the second, both; and what the two changes are called.
+# Names of the variants with neither change, the first, the second, both.
 CELLS = ("baseline", "fewchan", "fusion", "fewchan_fusion")
-FACTORS = ("fewchan", "fusion")
 # Weights of the four cells in each question.
 QUESTIONS = {
     "fewchan alone": (-1.0, 1.0, 0.0, 0.0),

@@ -210,13 +210,13 @@ import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
 from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
 from ansible.module_utils.sglang_release_step import build, locked
 from ansible.module_utils.sglang_release_store import ReleaseError
 
-SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY)$", re.I)
 # launch.json may hold a token of the operator: the server's account reads it, others do not.
 MODES = {"launch.json": 0o640}
 
@@ -338,9 +338,7 @@ def main():
         module.fail_json(msg="run: seal needs the run that the action sglang_variant or sglang_run returns.")
     release = params["release"]
     params["id"] = params["id"] or os.path.basename(release)
-    for name, value in params["env"].items():
-        if SECRET_NAME.search(name) and len(str(value)) >= 8:
-            module.no_log_values.add(str(value))
+    hide_secrets(module)
     if os.path.dirname(release) != os.path.join(params["root"], "releases"):
         module.fail_json(
             msg=f"sglang_server_release_path: {release} does not lie directly in {params['root']}/releases, so the "

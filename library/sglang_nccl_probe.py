@@ -181,6 +181,7 @@ import time
 
 from ansible.module_utils import sglang_ledger
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_nccl_session import ProbeError, Session
 
@@ -223,6 +224,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    hide_secrets(module)
     params, started = module.params, time.monotonic()
     params["env"] = {name: str(value) for name, value in params["env"].items()}
     empty = {"findings": [], "verdict": {"ok": False, "failures": []}, "results": [], "table": "", "reused": [],

@@ -185,6 +185,7 @@ import time
 
 from ansible.module_utils import sglang_ledger
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_nccl_session import ProbeError
 from ansible.module_utils.sglang_nccl_tuning import tune
@@ -229,6 +230,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    hide_secrets(module)
     params, started = module.params, time.monotonic()
     params["env"] = {name: str(value) for name, value in params["env"].items()}
     if module.check_mode:

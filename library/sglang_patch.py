@@ -125,6 +125,7 @@ elapsed:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_patch_run import reconcile
 from ansible.module_utils.sglang_patch_site import SiteError
 from ansible.module_utils.sglang_patching import EntryError
@@ -146,6 +147,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    hide_secrets(module)
     started = time.monotonic()
     answer = {"changed": False, "results": [], "packages": {}, "record": ""}
     try:

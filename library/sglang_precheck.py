@@ -155,6 +155,7 @@ elapsed:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_precheck_engine import ENGINE_CHECKS
 from ansible.module_utils.sglang_precheck_gpu import GPU_CHECKS
@@ -192,6 +193,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    hide_secrets(module)
     started = time.monotonic()
     module.params["env"] = {name: str(value) for name, value in module.params["env"].items()}
     findings, verdict = run_checks(module.params, Host(module.params["root"]), CHECKS)

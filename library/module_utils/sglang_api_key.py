@@ -1,8 +1,18 @@
-"""The API key that a client of a release's server needs."""
+"""The API key that a client of a release's server needs, and the secrets of its environment."""
 
 from __future__ import annotations
 
+import re
+
 API_KEY_ENV = "SGLANG_DEPLOY_API_KEY_FILE"
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY)$", re.I)
+
+
+def hide_secrets(module):
+    """Keep the values of the parameter ``env`` whose names are those of secrets out of the module's output."""
+    for name, value in module.params["env"].items():
+        if SECRET_NAME.search(name) and len(str(value)) >= 8:
+            module.no_log_values.add(str(value))
 
 
 def key_for(module, launch):

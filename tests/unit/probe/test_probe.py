@@ -225,3 +225,9 @@ def test_a_dry_run_of_a_host_that_lacks_everything_is_no_failure(probe, tmp_path
     assert result["verdict"]["ok"] and not result["exercised"] and not result["changed"]
     (found,) = result["findings"]
     assert found["rule"] == "not-exercised" and "config.json cannot be read" in found["evidence"]
+
+
+def test_tokens_of_the_environment_are_not_shown(probe):
+    """Neither in the result nor in what Ansible shows of the call."""
+    result = probe([{"name": "works", "variables": {}}], check=True, env={"HF_TOKEN": "hf_abcdefgh"})
+    assert "env" in json.dumps(result) and "hf_abcdefgh" not in json.dumps(result)

@@ -7,9 +7,10 @@ import statistics
 
 import sglang_effect as effects
 import sglang_verdict as verdicts
+from ansible.module_utils.sglang_decision_spec import ATTRIBUTED
 
-# Names of the variants with neither change, the first, the second, both.
-CELLS = ("baseline", "fewchan", "fusion", "fewchan_fusion")
+# The variants with neither change, the first, the second, both.
+CELLS = ATTRIBUTED
 # Weights of the four cells in each question.
 QUESTIONS = {
     "fewchan alone": (-1.0, 1.0, 0.0, 0.0),

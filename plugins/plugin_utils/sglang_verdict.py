@@ -17,7 +17,7 @@ from ansible.module_utils.sglang_fingerprint import differences
 # The change that counts as a loss; its sign is the direction of the loss. Relative, for SCORE a difference of shares.
 SCORE = "known_answers"
 THRESHOLDS = ARGUMENTS["thresholds"]["default"]
-FALSE_ALARM = 0.01
+FALSE_ALARM = ARGUMENTS["false_alarm"]["default"]
 # Flag of a run whose figures may be the client's and not the server's.
 CLIENT = "client_bottleneck"
 # Flag of a run in which the client read tokens too late to tell the time between them.

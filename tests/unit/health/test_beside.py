@@ -20,6 +20,7 @@ from ansible.module_utils import (
     sglang_launch_watch,
     sglang_launcher,
     sglang_ledger,
+    sglang_lock,
     sglang_proc,
     sglang_watch_progress,
 )
@@ -27,6 +28,11 @@ from ansible.module_utils import (
 from .conftest import FAKE
 
 QUICK = {"look_seconds": 0.05, "confirm_seconds": 1.0, "pause_seconds": 0.05, "probe_interval": 1, "hang_seconds": 1}
+
+
+def test_a_lock_is_silent_for_watch_and_deploy_alike():
+    """The program of a release cannot import the other's figure."""
+    assert sglang_launch_policy.LOCK_LIMIT == sglang_lock.HEARTBEAT_LIMIT
 
 
 def until(condition, seconds=60):

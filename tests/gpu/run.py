@@ -51,6 +51,12 @@ def gpus():
     return [tuple(cell.strip() for cell in line.split(",")) for line in done.stdout.splitlines()]
 
 
+def capability():
+    """Return the compute capability of the first GPU, such as ``9.0``."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def make_engine(folder, bundle):
     """Make an interpreter that sees the bundle's packages first and the machine's own after them."""
     venv = folder / "engine"
@@ -73,7 +79,7 @@ def variables(folder, python, cards, size):
         "model_files_source": "generate", "model_files_seed": 1, "model_files_vocab_size": 1024,
         "sglang_server_host": "127.0.0.1", "sglang_server_port": 31700, "sglang_server_tp_size": size,
         "sglang_server_served_model_name": "tiny-llama", "sglang_server_env": env,
-        "host_preflight_gpu_count": cards, "sglang_compute_capability": "", "sglang_interconnect": "nvlink",
+        "host_preflight_gpu_count": cards, "sglang_compute_capability": capability(), "sglang_interconnect": "nvlink",
         "sglang_gpu_memory_gib": 140, "sglang_probe_model_path": str(folder / "kimi"),
         "sglang_verify_timeout": 220, "sglang_verify_soak_requests": 10, "sglang_verify_known_answers": [],
         "sglang_benchmark_requests": 16, "sglang_benchmark_concurrency": 4, "sglang_benchmark_output_tokens": 64,

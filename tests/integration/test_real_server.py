@@ -134,9 +134,10 @@ def test_weights_cut_short_restore(node):
     model = node.root / "models" / "tiny-llama"
     weights = next(model.glob("*.safetensors"))
     copy = weights.read_bytes()
+    starts = len(node.ledger("activated"))
     run = node.start("deploy", variant="fewchan")
     try:
-        wait_for(lambda: node.ledger("built")[-1]["variant"] == "fewchan", "the new release", 60)
+        wait_for(lambda: len(node.ledger("activated")) > starts, "the new release", 60)
         weights.write_bytes(copy[: len(copy) // 2])
 
         def reported():
@@ -196,7 +197,8 @@ def test_killed_scheduler_of_a_promoted_release_is_started_again(node):
     os.kill(node.workers()[1], signal.SIGKILL)
     event = wait_for(lambda: node.ledger("restart"), "the restart", 40)[-1]
     assert event["process"] in ("sglang::scheduler_TP1", "server") and event["reason"]
-    wait_for(lambda: not node.port_is_free(), "the port", 120)
+    health = node.root / "releases" / release / "run/health.json"
+    wait_for(lambda: json.loads(health.read_text())["state"] == "watching", "the new server", 150)
     assert node.serves(release) != old
     assert "restarted at" in node.run("status").succeeded().said
 

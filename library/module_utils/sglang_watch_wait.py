@@ -279,7 +279,7 @@ class Watch:
             raise NotReadyError(cause("wrong_model", self.log.phase, f"served: {', '.join(names)}; expected: {wanted}"))
         self.port, self.served_model = "open", wanted
 
-    def _one_generation(self):
+    def _one_generation(self, once=False):
         prompt = PROMPTS[len(self.generations) % len(PROMPTS)]
         limit = self.options.generation_timeout
         begin = time.monotonic()
@@ -293,7 +293,10 @@ class Watch:
                 if problem.kind == "timeout" and (self.log.tokens_moved or 0) < begin:
                     raise NotReadyError(cause("generation_dead", self.log.phase, str(problem))) from None
                 # 503: still warming up. Tokens that flow elsewhere: busy, not dead; the whole limit ends it.
-                if problem.kind in ("http", "invalid") and problem.status != 503:
+                # A connection that is closed unanswered may be one of a start; one look asks no second time.
+                final = problem.kind in ("http", "invalid") and problem.status != 503
+                closed = problem.kind == "refused" and time.monotonic() - begin >= limit
+                if final or closed or (once and problem.kind != "timeout"):
                     raise NotReadyError(cause("generation_failed", self.log.phase, str(problem))) from None
             yield from self._pause(HEALTH_INTERVAL)
         reason = degenerate(answer, self.options.min_distinct)
@@ -325,7 +328,7 @@ class Watch:
             self.prove_listener()
         try:
             while len(self.generations) < self.options.generations:
-                self._drain(self._one_generation())
+                self._drain(self._one_generation(once=True))
         except NotReadyError:
             if self.health == "200" or not self._flowing(before):
                 raise

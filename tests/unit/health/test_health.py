@@ -12,7 +12,7 @@ import time
 
 import pytest
 import requests
-from ansible.module_utils import sglang_proc
+from ansible.module_utils import sglang_client, sglang_proc
 from ansible.module_utils.sglang_watch_processes import state_of
 from ansible.module_utils.sglang_watch_stacks import dump
 
@@ -236,6 +236,22 @@ def test_503_without_any_tokens_is_not_ready(start, health):
         time.sleep(0.2)
         result = health(release, state="probe", generations=0)
     assert not result["ready"] and result["cause"]["signature"] == "health_failed"
+
+
+@pytest.mark.parametrize("state", ["ready", "probe"])
+def test_a_connection_closed_without_an_answer_does_not_wait_for_ever(start, health, monkeypatch, state):
+    """The whole limit of a deploy is half an hour; a status asks once."""
+    release = start({})
+    assert health(release, generations=1)["ready"]
+
+    def closed(*_args, **_more):
+        raise sglang_client.ClientError("refused", "/generate cannot be reached: closed without an answer")
+
+    monkeypatch.setattr(sglang_client.Client, "generate", closed)
+    limit = 1 if state == "ready" else 10
+    result = health(release, state=state, generations=1, generation_timeout=limit)
+    assert not result["ready"] and result["cause"]["signature"] == "generation_failed"
+    assert result["elapsed"] < 6
 
 
 def test_check_mode_judges_once_and_writes_nothing(start, health):

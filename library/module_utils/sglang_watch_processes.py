@@ -45,6 +45,7 @@ class Processes:
         self._start = None
         self._scanned = None
         self._absent = None
+        self._headless = None
         self._oom_before = None
         self._memory_events = ""
         self.check()
@@ -93,6 +94,24 @@ class Processes:
             if not self._living(pid, start):
                 return "worker_died", f"{sglang_proc.describe(item)} died, the server process {self.pid} lives on"
         return None
+
+    def headless(self):
+        """Look whether a scheduler lives, once the server is so far that it must.
+
+        A scheduler that died between two scans and was reaped is in no list of known pids. That the detokenizer is seen
+        shows that this release names its processes.
+
+        :returns: as :meth:`check`; not None when no scheduler was seen beside a living detokenizer for a second.
+        """
+        self._scan()
+        roles = {item["role"] for item in self._items}
+        if "scheduler" in roles or "detokenizer" not in roles:
+            self._headless = None
+            return None
+        self._headless = self._headless or self._clock()
+        if self._clock() - self._headless < ABSENT:
+            return None
+        return "worker_died", f"no scheduler process lives, the server process {self.pid} and the detokenizer do"
 
     @property
     def server_alive(self):

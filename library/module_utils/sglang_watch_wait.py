@@ -125,6 +125,8 @@ class Watch:
         """Read the log and check the processes; raise NotReadyError on a crash."""
         self.log.feed(self.follower.read())
         dead = self.processes.check()
+        if not dead and self.log.phase in ("warmup", "ready", "serving"):
+            dead = self.processes.headless()
         if dead or self.log.fatal:
             self._settle()
             raise NotReadyError(self._crash(self.processes.check() or dead))

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import requests
-from ansible.module_utils import sglang_client, sglang_proc
+from ansible.module_utils import sglang_client, sglang_proc, sglang_watch_processes
 from ansible.module_utils.sglang_watch_processes import state_of
 from ansible.module_utils.sglang_watch_stacks import dump
 
@@ -149,6 +149,18 @@ def test_one_root_error_under_forty_tracebacks_is_the_one_shown(start, health): 
 def test_a_dead_scheduler_under_a_living_parent_ends_the_wait(start, health, rank):
     result = health(start({"die": {"phase": "serving", "rank": rank}, "token_seconds": 0.1}), generations=3)
     assert signature(result) == "worker_died"  # and not the limit of a generation
+
+
+def test_a_scheduler_that_died_before_it_was_seen_ends_the_wait(start, health, monkeypatch):
+    """No scan ever shows one: between two looks it came, died and was reaped."""
+    seen = sglang_watch_processes.sglang_proc.scan
+    monkeypatch.setattr(
+        sglang_watch_processes.sglang_proc, "scan",
+        lambda *args: [item for item in seen(*args) if item["role"] != "scheduler"],
+    )  # fmt: skip
+    result = health(start({"die": {"phase": "warmup", "rank": 0}, "phases": {"warmup": 60}}))
+    assert signature(result) == "worker_died" and result["elapsed"] < 20
+    assert "no scheduler process lives" in result["msg"]
 
 
 def test_an_orphan_of_an_earlier_start_is_no_worker_of_this_one(start, health):

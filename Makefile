@@ -76,8 +76,9 @@ lint: testenv ## ansible-lint (production), yamllint, ruff
 	echo "yamllint: clean"
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python tools/ansible_lint.py --offline --strict
 
-unit: testenv ## modules and their functions
-	$(PYTEST) tests/unit
+unit: testenv ## modules and their functions; those that watch processes beside the others
+	waiting="tests/unit/health tests/unit/server tests/unit/canary"
+	tools/side_by_side unit "tests/unit $${waiting//tests/--ignore=tests}" "$$waiting"
 
 pythons: testenv ## the same under every other Python from 3.9 to 3.13 that this machine has
 	.venv/bin/python tools/test_pythons.py
@@ -88,15 +89,11 @@ spec: testenv ## defaults = specs, documentation = specs, both inventories
 molecule: testenv ## every role by itself; JOBS scenarios at a time
 	.venv/bin/python tools/molecule_all.py --jobs $(JOBS)
 
-playbooks: testenv ## the verbs: dry runs, refusals, faults; two runs side by side, since they wait more than they compute
+playbooks: testenv ## the verbs: dry runs, refusals, faults, decisions
 	faults="tests/playbooks/test_faults.py tests/playbooks/test_killed.py"
-	mkdir -p .cache
-	$(PYTEST) $$faults > .cache/playbooks.log 2>&1 & second=$$!
-	failed=0
-	$(PYTEST) tests/playbooks $${faults//tests/--ignore tests} || failed=1
-	wait $$second || failed=1
-	cat .cache/playbooks.log
-	exit $$failed
+	judged="tests/playbooks/test_canary.py tests/playbooks/test_decisions.py tests/playbooks/test_report.py"
+	others="$$faults $$judged"
+	tools/side_by_side playbooks "tests/playbooks $${others//tests/--ignore=tests}" "$$faults" "$$judged"
 
 decisions: testenv ## how a release is judged, case by case, and a table of how often that is right; not part of test
 	SGLANG_TEST_DECISIONS=1 $(PYTEST) tests/playbooks/test_decision_policies.py

@@ -16,6 +16,7 @@ import glob
 import json
 import os
 import resource
+import select
 import signal
 import stat as modes
 import subprocess
@@ -58,11 +59,11 @@ def lives(pid, start):
 
 
 def below(server):
-    """Return ``{(pid, start): name}`` of the living processes below a server."""
+    """Return ``{(pid, start): name}`` of what lives below a server, and of the workers that are its zombies."""
     table = {int(name): stat_of(name) for name in os.listdir("/proc") if name.isdigit()}
     found = {}
     for pid, stat in table.items():
-        above = stat and stat[1] not in "ZX" and stat[2]
+        above = stat and (stat[1] not in "ZX" or stat[0].startswith(TITLES)) and stat[2]
         while above and above != server:
             above = table[above][2] if table.get(above) else None
         if above:
@@ -138,17 +139,25 @@ def rotate(log, keep):
         os.replace(log, f"{log}.1")
 
 
+def unread(descriptor):
+    """Return whether a pipe has lost its reader."""
+    ends = select.poll()
+    ends.register(descriptor, 0)
+    return bool(ends.poll(0))
+
+
 def fresh_log(log, keep):
     """Begin a new log for the next start; where it cannot be had the old one goes on."""
     piped = modes.S_ISFIFO(os.fstat(1).st_mode)
     try:
         with open(f"/proc/{os.getppid()}/cmdline", "rb") as handle:
             supervised = b"supervisord" in handle.read()
-        if piped and not supervised:
+        # A supervisord that was killed left a pipe that nobody reads: each line would be an error of the next server.
+        if piped and not supervised and not unread(1):
             return
         owner = os.stat(os.path.dirname(log))
         rotate(log, keep)
-        if piped:
+        if piped and supervised:
             # supervisord writes the log itself; this makes it open its files anew.
             os.kill(os.getppid(), signal.SIGUSR2)
             for _ in range(250):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -81,7 +82,7 @@ def serving(release, after=None):
 class Watched:
     """A release whose watch.py runs."""
 
-    def __init__(self, release, script, tmp_path, state, watch):
+    def __init__(self, release, script, tmp_path, state, watch, piped=False):
         self.release, self.root, self.path, self.port = release, tmp_path, release.path, release.port
         env = {"PYTHONPATH": str(FAKE), "SGLANG_DEPLOY_RELEASE": str(self.path)}
         env["FAKE_SGLANG_SCRIPT"] = str(self.path / "script.json")
@@ -96,7 +97,9 @@ class Watched:
         self.state(state)
         command = [sys.executable, "-I", "-S", str(self.path / "watch.py")]
         with open(self.launch["log"], "ab") as log:
-            self.watch = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            out, again = (subprocess.PIPE, subprocess.STDOUT) if piped else (log, log)
+            self.watch = subprocess.Popen(command, stdout=out, stderr=again, start_new_session=True)
+        self.reader = self.watch.stdout
         self.pid = until(lambda: serving(self))
         release.pid = self.pid
 
@@ -126,8 +129,9 @@ def watched(start, tmp_path):
     """Return ``watched(script, state="promoted", **watch)``: a release that serves and is watched, looked at often."""
     found = []
 
-    def run(script=None, state="promoted", restart_limit=2, **watch):
-        found.append(Watched(start(None), script or {}, tmp_path, state, dict(watch, restart_limit=restart_limit)))
+    def run(script=None, state="promoted", restart_limit=2, piped=False, **watch):
+        settings = dict(watch, restart_limit=restart_limit)
+        found.append(Watched(start(None), script or {}, tmp_path, state, settings, piped))
         return found[-1]
 
     yield run
@@ -216,6 +220,31 @@ def test_the_limit_ends_a_restart_loop(watched):  # F27
     assert "Way out: reboot" in data["text"] and "deploy.yml" in data["text"]
     assert [item["signature"] for item in data["restarts"]] == ["died_silently", "driver_mismatch"]
     assert sglang_watch_progress.alarm(str(release.path)) == data["text"]
+
+
+def test_a_worker_that_died_before_the_first_look_is_known_by_its_zombie():
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(15, b"sglang::schedul", 0, 0, 0)  # PR_SET_NAME
+        os._exit(0)
+    try:
+        until(lambda: sglang_launch_watch.stat_of(pid)[1] == "Z")
+        key = (pid, sglang_launch_watch.stat_of(pid)[3])
+        found = sglang_launch_watch.workers(sglang_launch_watch.below(os.getpid()))
+        assert found == {key: "sglang::schedul"} and not sglang_launch_watch.lives(*key)
+    finally:
+        os.waitpid(pid, 0)
+
+
+def test_a_restart_after_the_supervisor_was_killed_has_a_log(watched):
+    """The pipe that it left has no reader: the next server would die of its first line."""
+    release = watched(piped=True)
+    (release.path / "logs" / "server.log").write_text("before")
+    release.reader.close()
+    pid = release.kill()
+    until(lambda: serving(release, after=pid))
+    assert "fired up" in (release.path / "logs" / "server.log").read_text()
+    assert (release.path / "logs" / "server.log.1").read_text() == "before"
 
 
 @pytest.fixture

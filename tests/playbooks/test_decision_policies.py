@@ -44,11 +44,14 @@ def states(node):
 
 
 def test_promote_false_only_records(node):
-    """The same slow release serves, unpromoted; the way back is a deploy."""
+    """It serves unpromoted, is judged again where it is to be promoted, and the way back is a deploy."""
     baseline = node.current
     node.deploy("fewchan", promote="false", **paced(SLOW)).succeeded()
     assert decision(node)["verdict"] == "worse" and decision(node)["outcome"] == "record"
-    assert node.current != baseline and node.state(node.current) == "active"
+    slow = node.current
+    assert slow != baseline and node.state(slow) == "active"
+    node.deploy("fewchan", **paced(SLOW)).refused("worse", "serves again")
+    assert node.state(slow) == "rejected"
     node.deploy("baseline", **paced(NORMAL)).succeeded()
     assert node.current == baseline and node.state(baseline) == "promoted"
 

@@ -38,6 +38,9 @@ ON_THE_CONTROLLER = {
         ["-e", "variant=mine", "-e", "@FILE"],
         ["unknown key 'envs' in mine", "the nearest is 'env'"],
     ),
+    "no measurement": (["-e", "variant=baseline", "-e", "repeats=0"], ["repeats", "1 or more, not 0"]),
+    "repeats in words": (["-e", "variant=baseline", "-e", "repeats=five"], ["repeats", "not five"]),
+    "an unknown policy": (["-e", "variant=baseline", "-e", "on_inconclusive=stay"], ["keep or rollback, not stay"]),
     "an unknown patch": (
         ["-e", "variant=baseline", *extra(sglang_variant_overrides={"patches": ["sm120_fusion"]})],
         ["sm120_fusion"],

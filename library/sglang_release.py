@@ -150,6 +150,8 @@ plan:
       C(compared).
     - C(previous) is what a failure brings back; the current release where it is promoted, else the one promoted last,
       and never the planned release itself.
+    - C(alarm) is what C(watch.py) says of a server that is in sync and does not serve, because it loads or hangs; else
+      null.
     - C(problems), such as a torn manifest, stop nothing; each is a warning of the task as well.
   returned: always
   type: dict
@@ -157,6 +159,7 @@ plan:
     in_sync: false
     reasons: [no server process runs]
     drift: [no server process runs]
+    alarm: null
     release:
       id: 20260131T030000Z-baseline-0123456789ab
       path: /opt/sglang/releases/20260131T030000Z-baseline-0123456789ab

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 
-from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc
+from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc, sglang_watch_progress
 from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_engine import describe as describe_engine
@@ -89,10 +89,15 @@ def compare(params, check):
         reasons += drift
         release = found["id"] if found else choose.new_id(variant, text, [item["id"] for item in manifests])
         serving = choose.find(manifests, current)
+        # What loads or hangs is no drift, and yet nobody may say that it serves.
+        alarm = sglang_watch_progress.alarm(store.release_path(root, current)) if current and not reasons else None
+        if alarm:
+            problems.append(f"{current} does not serve now: {alarm}")
         plan = {
             "in_sync": not reasons,
             "reasons": reasons,
             "drift": drift,
+            "alarm": alarm,
             "release": {
                 "id": release,
                 "path": store.release_path(root, release),
@@ -112,6 +117,7 @@ def compare(params, check):
         if not check:
             record_event(params, "compared", release, variant, in_sync=plan["in_sync"], reasons=reasons)
         message = f"{release} serves and is promoted" if plan["in_sync"] else "; ".join(reasons)
+        message = problems[-1] if alarm else message
         return make_result(plan=plan, msg=message)
 
     return _under_new_lock(params, check, work)
@@ -135,6 +141,7 @@ def _plain_plan(root, manifests, problems, current, release):
         "in_sync": False,
         "reasons": [],
         "drift": [],
+        "alarm": None,
         "release": dict(brief_of(root, found), built=True) if found else None,
         "current": brief_of(root, choose.find(manifests, current)),
         "previous": brief_of(root, choose.previous(manifests, current, release)),

@@ -8,7 +8,7 @@ import re
 import stat
 
 import pytest
-from ansible.module_utils import sglang_ledger, sglang_release_compare
+from ansible.module_utils import sglang_ledger, sglang_release_compare, sglang_watch_progress
 from ansible.module_utils.sglang_release_archive import result_path
 
 
@@ -35,6 +35,15 @@ def test_second_deploy_of_the_same_inputs_is_in_sync_and_writes_no_manifest(host
     assert result["plan"]["in_sync"] and result["plan"]["reasons"] == []
     assert result["plan"]["release"]["id"] == release
     assert manifest.stat().st_mtime_ns == before
+
+
+def test_a_server_that_hangs_is_in_sync_and_is_not_said_to_serve(host, monkeypatch):
+    release = host.deploy()
+    monkeypatch.setattr(sglang_watch_progress, "alarm", lambda path: "no token for 45 s")
+    result = host.ok("compared", variant="baseline", inputs={"args": {"variant": "baseline"}})
+    assert result["plan"]["in_sync"] and result["plan"]["alarm"] == "no token for 45 s"
+    assert result["msg"] == f"{release} does not serve now: no token for 45 s"
+    assert result["msg"] in result["plan"]["problems"]
 
 
 @pytest.mark.parametrize(

@@ -268,13 +268,13 @@ class Watch:
                 self.ended(self.server.returncode)
             if self.stopping and not self.server:
                 sys.exit(0)
-            if not self.server:
-                self.decide()
-            elif not self.stopping:
-                try:
+            try:
+                if not self.server:
+                    self.decide()
+                elif not self.stopping:
                     self.look()
-                except Exception:  # a fault of this program must not end a server that serves
-                    traceback.print_exc()
+            except Exception:  # a fault of this program must neither end a server that serves nor leave one down
+                traceback.print_exc()
 
     def ended(self, code):
         """Note why the server ended; a worker that was seen dead well before is what died first."""
@@ -338,7 +338,8 @@ class Watch:
     def look(self):
         """Look at the living server once."""
         children = below(self.server.pid)
-        self.known.update(workers(children))
+        # The name from when it lived: a zombie has fifteen characters of it.
+        self.known = {**workers(children), **self.known}
         for key in self.known:
             if key not in self.died and not lives(*key):
                 self.died[key] = (time.monotonic(), now())

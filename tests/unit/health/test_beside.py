@@ -167,9 +167,7 @@ def test_a_dead_worker_of_a_promoted_release_is_a_restart(watched, health):
     pid = until(lambda: serving(release, after=release.pid))
     (event,) = until(lambda: events(release.root, "restart"))
     assert (
-        event["pid"] == pid
-        and event["process"].startswith("sglang::scheduler")
-        and f"(pid {victim})" in event["reason"]
+        event["pid"] == pid and event["process"].startswith("sglang::schedul") and f"(pid {victim})" in event["reason"]
     )
     assert event["status"] == "killed by SIGKILL" and event["why"] == "restart 1 of 2 in 120 minutes"
     assert len(alive(release, "scheduler")) == 2

@@ -52,9 +52,12 @@ def gpus():
 
 
 def capability():
-    """Return the compute capability of the first GPU, such as ``9.0``."""
+    """Return the compute capability of the first GPU, such as ``9.0``; empty where it cannot be asked."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def make_engine(folder, bundle):

@@ -193,9 +193,9 @@ def test_killed_scheduler_of_a_promoted_release_is_started_again(node):
 
     What is seen first may be the rank, or the parent that the other rank's failure has ended.
     """
-    release, old = node.current, node.server
+    release, old, before = node.current, node.server, len(node.ledger("restart"))
     os.kill(node.workers()[1], signal.SIGKILL)
-    event = wait_for(lambda: node.ledger("restart"), "the restart", 40)[-1]
+    event = wait_for(lambda: node.ledger("restart")[before:], "the restart", 40)[-1]
     assert event["process"] in ("sglang::scheduler_TP1", "server") and event["reason"]
     health = node.root / "releases" / release / "run/health.json"
     wait_for(lambda: json.loads(health.read_text())["state"] == "watching", "the new server", 150)
@@ -207,10 +207,10 @@ def test_killed_server_that_nobody_promoted_stays_down(node):
     """The same release while it is judged: a crash stays a crash, and status says so."""
     manifest = node.root / "releases" / node.current / "manifest.json"
     promoted = manifest.read_text()
-    restarts = len(node.ledger("restart"))
+    restarts, alarms = len(node.ledger("restart")), len(node.ledger("alarm"))
     manifest.write_text(promoted.replace('"state": "promoted"', '"state": "active"'))
     os.kill(node.server, signal.SIGKILL)
-    event = wait_for(lambda: node.ledger("alarm"), "the alarm", 20)[-1]
+    event = wait_for(lambda: node.ledger("alarm")[alarms:], "the alarm", 20)[-1]
     manifest.write_text(promoted)
     assert event["kind"] == "server_died" and "only a promoted one is restarted" in event["why"]
     assert "alarm: " in node.run("status").succeeded().said

@@ -247,6 +247,7 @@ class Watch:
         self.server = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
         self.begin = (stat_of(self.server.pid) or (0, 0, 0, 0))[3]
         self.known, self.died, self.told, self.first, self.hung = {}, {}, set(), {}, 0.0
+        self.awaited = bool(self.restarts)
         self.probe, self.oom = probe.Probe(self.launch), policy.oom_kills()
 
     def run(self):
@@ -351,10 +352,11 @@ class Watch:
         if self.told:
             self.give_up()
             return
-        loading = not self.probe.served
         compiling = not probe.COMPILERS.isdisjoint(children.values())
         text = self.probe.look(compiling, not policy.holder(self.root))
-        if loading and self.probe.served and self.restarts:
+        # The probe's own thread may have heard the first token since the last look.
+        if self.awaited and self.probe.served:
+            self.awaited = False
             self.note("watching")
         if text and not self.hung:
             self.hung = time.monotonic()

@@ -424,3 +424,30 @@ def test_a_kernel_that_killed_for_want_of_memory_is_named(monkeypatch, tmp_path)
     watch.ended(-signal.SIGKILL)
     assert watch.reason["process"] == "sglang::scheduler_TP1"
     assert watch.reason["reason"].startswith("sglang::scheduler_TP1 (pid 7) died at T, and then the server")
+
+
+def test_a_restart_is_over_although_the_first_token_came_between_two_looks(tmp_path):
+    """The probe's own thread hears it; the next look finds a server that serves already."""
+    release = tmp_path / "releases/r1"
+    (release / "run").mkdir(parents=True)
+    (release / "launch.json").write_text(json.dumps({"argv": [sys.executable], "log": str(tmp_path / "log")}))
+    watch = sglang_launch_watch.Watch(str(release))
+    watch.server = subprocess.Popen(["sleep", "60"])
+    try:
+        watch.begin = sglang_launch_watch.stat_of(watch.server.pid)[3]
+        watch.known, watch.died, watch.told, watch.hung, watch.awaited = {}, {}, set(), 0.0, True
+
+        class Served:
+            served, tokens = True, 0.0
+
+            def look(self, compiling, ask):
+                return ""
+
+        watch.probe = Served()
+        watch.note("restarting", "it does not serve yet")
+        watch.look()
+        state = sglang_launch_policy.read_json(release / "run/health.json")
+        assert (state["state"], state["text"], watch.awaited) == ("watching", "", False)
+    finally:
+        watch.server.kill()
+        watch.server.wait()

@@ -222,16 +222,7 @@ def main():
         print(f"{name}: rc {done['rc']} in {done['seconds']} s", done.get("profile", ""), flush=True)
         if not done["as_expected"]:
             print(done["tail"], flush=True)
-    summary["stop"] = run.play(python, folder, bundle, ["stop.yml"], 60)
-    time.sleep(2)
-    summary["gpus_after"] = run.gpus()
-    summary["as_expected"] = all(step["as_expected"] for step in summary["steps"].values())
-    summary["seconds"] = round(time.monotonic() - started, 1)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-    for step in summary["steps"].values():
-        step.pop("tail")
-    print(json.dumps(summary, indent=1))
-    return 0 if summary["as_expected"] else 1
+    return run.finish(summary, python, folder, bundle, started)
 
 
 if __name__ == "__main__":

@@ -139,6 +139,20 @@ def play(python, folder, bundle, arguments, limit):
     return {"rc": code, "seconds": round(time.monotonic() - started, 1), "tail": log.read_text()[-4000:]}
 
 
+def finish(summary, python, folder, bundle, started):
+    """Stop the server, complete the summary, keep and print it; return the exit status."""
+    summary["stop"] = play(python, folder, bundle, ["stop.yml"], 60)
+    time.sleep(2)
+    summary["gpus_after"] = gpus()
+    summary["as_expected"] = all(step["as_expected"] for step in summary["steps"].values())
+    summary["seconds"] = round(time.monotonic() - started, 1)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    for step in summary["steps"].values():
+        step.pop("tail")
+    print(json.dumps(summary, indent=1))
+    return 0 if summary["as_expected"] else 1
+
+
 def main():
     """Run the steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -174,16 +188,7 @@ def main():
         print(f"{name}: rc {done['rc']} in {done['seconds']} s", flush=True)
         if not done["as_expected"]:
             print(done["tail"], flush=True)
-    summary["stop"] = play(python, folder, bundle, ["stop.yml"], 60)
-    time.sleep(2)
-    summary["gpus_after"] = gpus()
-    summary["as_expected"] = all(step["as_expected"] for step in summary["steps"].values())
-    summary["seconds"] = round(time.monotonic() - started, 1)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-    for step in summary["steps"].values():
-        step.pop("tail")
-    print(json.dumps(summary, indent=1))
-    return 0 if summary["as_expected"] else 1
+    return finish(summary, python, folder, bundle, started)
 
 
 if __name__ == "__main__":

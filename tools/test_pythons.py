@@ -24,6 +24,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache/pythons"
+PLAYBOOK = CACHE / "modules.yml"
 LOCK = ROOT / "requirements/unit.lock"
 LIBRARY = ROOT / "library"
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
@@ -93,8 +94,8 @@ def environment_of(version, interpreter):
     return python, ""
 
 
-def ship(interpreter):
-    """Let Ansible run every module with an argument that none has: that it refuses shows that it was imported."""
+def write_playbook():
+    """Write the playbook that runs every module with an unknown argument: its refusal shows that it was imported."""
     tasks = [
         {
             "name": f"Run {name}",
@@ -106,11 +107,14 @@ def ship(interpreter):
         # The plugin of that name runs on the controller; the module file only documents it.
         if not (ROOT / f"plugins/action/{name}.py").exists()
     ]
-    playbook = CACHE / "modules.yml"
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    PLAYBOOK.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+
+
+def ship(interpreter):
+    """Let Ansible ship the modules to one interpreter; return (worked, output)."""
     ansible = pathlib.Path(sys.executable).parent / "ansible-playbook"
     variables = {"ansible_python_interpreter": str(interpreter)}
-    return call([ansible, "-i", "localhost,", "-c", "local", "-e", json.dumps(variables), playbook])
+    return call([ansible, "-i", "localhost,", "-c", "local", "-e", json.dumps(variables), PLAYBOOK])
 
 
 def exercise(version):
@@ -139,6 +143,7 @@ def main():
     """Run the command line."""
     here = "{}.{}".format(*sys.version_info[:2])
     CACHE.mkdir(parents=True, exist_ok=True)
+    write_playbook()
     wanted = [version for version in VERSIONS if version != here]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         results = dict(zip(wanted, pool.map(exercise, wanted)))

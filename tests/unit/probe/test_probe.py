@@ -7,6 +7,7 @@ same with a real torch over gloo is in tests/integration.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -66,12 +67,12 @@ def probe(tmp_path, run_module):
     return call
 
 
-def workers():
-    """Return the processes of this machine that run the worker program."""
+def workers(root):
+    """Return the processes of this machine that run the worker program of this root (other tests run beside)."""
     found = []
     for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"/probe/run-" in entry.read_bytes():
+            if os.fsencode(root / "probe" / "run-") in entry.read_bytes():
                 found.append(entry.parent.name)
         except OSError:
             continue
@@ -95,7 +96,7 @@ def test_faults(probe, tmp_path):
     assert "prefill of 16 tokens" in messages["probe-fails"], "the first size that fails"
     assert result["verdict"] == {"ok": False, "failures": ["probe-crashes", "probe-fails", "probe-wrong"]}
     assert any(item["message"].startswith("not exercised: NCCL") for item in result["findings"])
-    assert workers() == []
+    assert workers(tmp_path) == []
     assert [path.name for path in (tmp_path / "probe").iterdir() if path.is_dir()] == [], "no scratch folder is left"
     event = json.loads((tmp_path / "ledger.jsonl").read_text())
     assert (event["event"], event["verdict"], len(event["results"])) == ("probe", "refused", len(faults))
@@ -105,7 +106,7 @@ def test_faults(probe, tmp_path):
     assert all(step["graph"] is None for step in works["steps"]), "a CPU has no graphs"
 
 
-def test_hangs(probe):
+def test_hangs(probe, tmp_path):
     """A rank that never answers ends with all others at the limit, and the advice names IOMMU and ACS."""
     result = probe([{"name": name, "variables": {}, "site": FAULTS[name]} for name in HANGS], limit=4)
     rows = {row["name"]: row for row in result["results"]}
@@ -116,7 +117,7 @@ def test_hangs(probe):
     assert rows["is_missing"]["failed_ranks"] == [1], "the rank that never came is named"
     assert result["verdict"]["failures"] == ["probe-hangs"]
     assert any("IOMMU" in item["advice"] and "ACS" in item["advice"] for item in result["findings"])
-    assert workers() == []
+    assert workers(tmp_path) == []
 
 
 def test_killed_module_leaves_nothing(tmp_path):

@@ -197,7 +197,7 @@ def test_a_copy_that_is_not_of_this_engine_is_made_again(change, engine, entries
         + " and 2 more",
     }
     assert result["results"][0]["message"] == said.get(change, "")
-    # A text, or from ansible-core 2.19 on a record that holds it. Older ones keep those of all calls of this process, the dry run's too.
+    # A text, or from ansible-core 2.19 on a record that holds it; older ones repeat those of the dry run.
     warned = [item if isinstance(item, str) else item["event"]["msg"] for item in result.get("warnings", [])]
     mine = {text for text in warned if text.startswith(str(engine.site))}
     assert mine == ({f"{engine.site}/sglang: {said[change]}"} if change in said else set())

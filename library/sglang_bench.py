@@ -172,6 +172,22 @@ options:
   variant:
     description: Name of the variant that is served, for the record.
     type: str
+  history:
+    description:
+      - What of the ledger to return as RV(history) once this run is in it, so that M(sglang_decision) needs no call on
+        the host. Needs O(root) or O(release), and O(run).
+    type: dict
+    suboptions:
+      releases:
+        description: Ids of the releases whose runs are wanted.
+        type: list
+        elements: str
+        required: true
+      metrics:
+        description: Metrics wanted beside those that every decision needs.
+        type: list
+        elements: str
+        default: []
 """
 
 EXAMPLES = r"""
@@ -279,6 +295,10 @@ result_path:
   returned: always
   type: str
   sample: /opt/sglang/releases/20261129T150000Z-baseline-1f2e3d4c/results/bench-20261129T150230Z-r1.json
+history:
+  description: The C(read) of M(sglang_decision) after this run, or null where O(history) did not ask for it.
+  returned: always
+  type: dict
 elapsed:
   description: Seconds of the whole run, probes and warm-up included.
   returned: always
@@ -298,6 +318,7 @@ from ansible.module_utils.sglang_bench_record import event, write
 from ansible.module_utils.sglang_bench_run import measure, target
 from ansible.module_utils.sglang_bench_stats import CLIENT, COUNTS, METRICS
 from ansible.module_utils.sglang_bench_workload import InputError, resolve
+from ansible.module_utils.sglang_decision_runs import history
 from ansible.module_utils.sglang_findings import errors, summary
 from ansible.module_utils.sglang_ledger import append
 from ansible.module_utils.sglang_lock import kept_fresh, without_alive
@@ -346,6 +367,13 @@ ARGUMENTS = {
     "root": {"type": "path"},
     "run": {"type": "dict"},
     "variant": {"type": "str"},
+    "history": {
+        "type": "dict",
+        "options": {
+            "releases": {"type": "list", "elements": "str", "required": True},
+            "metrics": {"type": "list", "elements": "str", "default": []},
+        },
+    },
 }
 KEYS = (
     "metrics",
@@ -377,6 +405,7 @@ def empty(params, reason):
         "server": dict.fromkeys(("counters", "gauges", "info", "samples", "derived", "missing")),
         "seed": params["seed"],
         "result_path": None,
+        "history": None,
         "elapsed": 0.0,
         "skipped_reason": reason,
     }
@@ -404,13 +433,15 @@ def main():
     except InputError as error:
         module.fail_json(msg=str(error), **empty(params, None))
     result = {key: document[key] for key in KEYS}
-    result.update(seed=document["workload"]["seed"], result_path=None, skipped_reason=None)
+    result.update(seed=document["workload"]["seed"], result_path=None, history=None, skipped_reason=None)
     directory = params["results_dir"] or (os.path.join(release, "results") if release else None)
     try:
         if directory:
             result["result_path"] = write(document, raw, directory)
         if root:
             append(root, event(document, result["result_path"]))
+            if params["history"] and run:
+                result["history"] = history(root, run["id"], **params["history"])
     except OSError as error:
         module.fail_json(
             msg=f"The run was measured but could not be recorded: {error}. Check results_dir and root.", **result

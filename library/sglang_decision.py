@@ -91,6 +91,11 @@ options:
       - What neither follows is written at once.
     type: bool
     default: false
+  read:
+    description:
+      - RV(read) from elsewhere, such as RV(history) of the M(sglang_bench) that measured last, where the ledger got no
+        run and no score since. Without it the ledger is read.
+    type: dict
   event:
     description: Set by the action alone - the event to append to the ledger. Without it the ledger is read.
     type: dict
@@ -143,8 +148,8 @@ skipped_reason:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_decision_runs import read
-from ansible.module_utils.sglang_decision_spec import ARGUMENTS, ATTRIBUTED, FIGURES, RESULT
+from ansible.module_utils.sglang_decision_runs import history
+from ansible.module_utils.sglang_decision_spec import ARGUMENTS, RESULT
 from ansible.module_utils.sglang_ledger import append
 from ansible.module_utils.sglang_lock import without_alive
 
@@ -160,9 +165,8 @@ def main():
     event = params["event"]
     try:
         if event is None:
-            releases = [name for name in (params["release"], params["against"]) if name]
-            metrics = sorted(set(FIGURES) | set(params["thresholds"]))
-            result["read"] = read(params["root"], params["run"]["id"], releases, ATTRIBUTED, metrics)
+            releases = [params["release"], params["against"]]
+            result["read"] = history(params["root"], params["run"]["id"], releases, list(params["thresholds"]))
         elif not module.check_mode:
             append(params["root"], {**event, "event": "decision", "run": without_alive(params["run"])})
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ansible.module_utils import sglang_ledger
+from ansible.module_utils.sglang_decision_spec import ATTRIBUTED, FIGURES
 
 # The rest of a run stays in its result file.
 KEPT = ("release", "variant", "time", "run", "result", "valid", "failure", "flags", "workload_digest", "fingerprint")
@@ -35,6 +36,15 @@ def score_of(event, start):
     """Return one score from its ledger event."""
     keys = ("release", "variant", "run", "asked", "right", "questions_digest")
     return {**{key: event.get(key) for key in keys}, "start": start}
+
+
+def history(root, run, releases, metrics):
+    """Return what a decision needs, see :func:`read`.
+
+    :param releases: ids, an empty one names none. :param metrics: figures beside those that every decision needs.
+    """
+    wanted = [name for name in releases if name]
+    return read(root, run, wanted, ATTRIBUTED, sorted(set(FIGURES) | set(metrics)))
 
 
 def read(root, run, releases, variants, metrics):

@@ -26,5 +26,6 @@ ARGUMENTS = {
     "promote": {"type": "bool", "default": True},
     "allreduce_us": {"type": "float", "default": 0},
     "deferred": {"type": "bool", "default": False},
+    "read": {"type": "dict"},
     "event": {"type": "dict"},
 }

@@ -36,7 +36,8 @@ class ActionModule(ActionBase):
         if boolean(self._task.check_mode):
             result["skipped_reason"] = "check mode: nothing was measured"
             return result
-        seen = self._execute_module(module_args=args, task_vars=task_vars)
+        known = args.pop("read")
+        seen = {"read": known} if known else self._execute_module(module_args=args, task_vars=task_vars)
         if seen.get("failed"):
             return {**result, **seen}
         try:

@@ -196,6 +196,16 @@ def test_the_run_is_recorded(serve, bench, tmp_path):
     assert key not in written
 
 
+def test_history_for_the_decision_has_this_run(serve, bench):
+    run = {"id": "r1", "user": "ops", "controller": "c"}
+    wanted = {"releases": ["", "other"], "metrics": ["itl_ms_p99"]}
+    assert bench(serve(), run=run, variant="fewchan")["history"] is None
+    found = bench(serve(), run=run, variant="fewchan", history=wanted)["history"]
+    assert [item["variant"] for item in found["runs"]] == ["fewchan"] * 2
+    assert found["runs"][1]["metrics"]["itl_ms_p99"] > 0
+    assert set(found) == {"runs", "scores", "looks", "spent", "problems"}
+
+
 @pytest.mark.parametrize("named", ["root", "release"])
 def test_a_long_run_keeps_the_deploy_lock_fresh(serve, bench, tmp_path, named):
     lock, server = tmp_path / "lock", serve()

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from ansible.module_utils.sglang_decision_runs import history
 from deployment import extra, play
 from samples import BASELINE, CANDIDATE, RUN, ledger, measured
 
@@ -52,6 +53,17 @@ def test_action_decides_nothing_in_check_mode_and_refuses_nonsense(tmp_path, dec
     done, result = decided(on_inconclusive="maybe")
     assert done.rc != 0 and "on_inconclusive" in result["msg"]
     assert (tmp_path / "ledger.jsonl").read_text() == before
+
+
+def test_history_of_the_benchmark_is_enough(tmp_path, decided):
+    """With it the host is not asked: the verdict comes from what is given, not from its ledger."""
+    speeds = [measured("baseline", 80.0 + n / 10) for n in range(5)]
+    ledger(tmp_path, speeds + [measured("fewchan", 70.0 + n / 10, "r1") for n in range(5)])
+    known = history(str(tmp_path), "r1", [CANDIDATE, BASELINE], [])
+    (tmp_path / "ledger.jsonl").write_text("")
+    _done, result = decided(deferred=True, read=known)
+    assert (result["verdict"], result["read"]) == ("worse", None)
+    assert (tmp_path / "ledger.jsonl").read_text() == ""
 
 
 def test_deferred_event_is_left_to_the_verdict(tmp_path, decided):

@@ -93,7 +93,7 @@ options:
     default: false
   read:
     description:
-      - RV(read) from elsewhere, such as RV(history) of the M(sglang_bench) that measured last, where the ledger got no
+      - RV(read) from elsewhere, such as C(history) of the M(sglang_bench) that measured last, where the ledger got no
         run and no score since. Without it the ledger is read.
     type: dict
   event:

@@ -5,6 +5,7 @@ Shared by the playbook tests, the integration tests and ``tools/bench_deploy.py`
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -91,6 +92,17 @@ def environment(events=None):
     return clean
 
 
+def parents():
+    """Return ``{pid: pid of its parent}`` of all processes."""
+    found = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(entry.parent.name)] = int(entry.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    return found
+
+
 class Run:
     """A running ansible-playbook, in a session of its own so that no signal reaches the tests."""
 
@@ -119,11 +131,12 @@ class Run:
         return [json.loads(line) for line in lines[:-1]]
 
     def kill(self, group):
-        """Kill the controller at once; with ``group`` all that it forked as well."""
-        if group:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        else:
-            self.process.kill()
+        """Kill the controller at once; with ``group`` its forks as well, which have sessions of their own."""
+        forks = [pid for pid, parent in parents().items() if parent == self.process.pid] if group else []
+        self.process.kill()
+        for pid in forks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def wait(self, timeout):
         """Return the :class:`Outcome`; :raises AssertionError: it ran longer than ``timeout`` seconds."""

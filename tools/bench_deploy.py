@@ -75,11 +75,11 @@ def soaked(outcome):
     return sum((result.get("soak") or {}).get("elapsed", 0) for result in outcome.results("sglang_proof"))
 
 
-def decided(outcome):
-    """Return the seconds that the decision took, with Ansible's time for its calls."""
+def called(outcome, action):
+    """Return the seconds that the calls of a module or action took, with Ansible's time for them."""
     began, seconds = 0, 0
     for event in outcome.events:
-        if event.get("action") != "sglang_decision":
+        if event.get("action") != action:
             continue
         if event["status"] == "start":
             began = event["at"]
@@ -148,8 +148,9 @@ def second_deploy(node, bare, repeat):
 
 
 def switches(node, repeat):
-    """Return two lists of (overhead, soak, decision) in seconds: releases built before, first-time ones."""
-    built, first = [], []
+    """Return two lists of (overhead, soak, decision) in seconds, of releases built before and of first-time ones, and
+    one of the seconds that the patches took."""
+    built, first, patches = [], [], []
     for number in range(repeat):
         fresh = {"nccl": {"NCCL_BUFFSIZE": str(262144 + 4096 * number)}}
         for variant, into, more in (
@@ -157,9 +158,11 @@ def switches(node, repeat):
             ("baseline", built, {}),
         ):
             outcome = node.deploy(variant, timeout=300, **more).succeeded()
-            into.append((outcome.wall - waited(outcome), soaked(outcome), decided(outcome)))
+            into.append((outcome.wall - waited(outcome), soaked(outcome), called(outcome, "sglang_decision")))
+            if into is first:
+                patches.append(called(outcome, "sglang_patch"))
             report(f"switch to {variant}", outcome)
-    return built, first
+    return built, first, patches
 
 
 def report(what, outcome):
@@ -246,7 +249,8 @@ def main():
     node = Node(folder / "n", repeats=1, **engines)
     try:
         node.deploy("baseline", timeout=1500).succeeded()
-        built, first = switches(node, options.repeat)
+        built, first, patches = switches(node, options.repeat)
+        prechecks = [node.run("precheck", variant="fewchan_fusion").succeeded().wall for _ in range(options.repeat)]
         ours, peers = second_deploy(node, bare, options.repeat + 2)
         report("second deploy of the same variant", node.deploy("baseline").succeeded())
         crashes = [crash(node) for _ in range(options.repeat)]
@@ -265,6 +269,8 @@ def main():
         row("switch to a first-time release with patches, overhead", [item[0] for item in first], 5),
         row("of it the soak", [item[1] for item in first], None),
         row("of it the decision", [item[2] for item in first], None),
+        row("of it the patches, copy of the package and Ansible's call included", patches, 3),
+        row("`precheck.yml`, whole", prechecks, 5),
         row("crash at start: death to failure, less the restore's start and soak", crashes, 5),
         row("peer: `uri` with 12 retries, 5 s apart, same crash, no restore", [polled], None),
     ]

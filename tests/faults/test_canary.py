@@ -6,24 +6,13 @@ import os
 import pathlib
 
 import pytest
+from broken import broken
 from deployment import marked, wait_for
 from streaming import Client
 
 SLEEP = "__import__('time').sleep(3600)"
 LOAD = "    def load_model(self):\n"
 REQUEST = "        # Create a new request\n"
-
-
-def broken(file, old, new):
-    """Return a function that changes the patched copy of a release, as a patch that went wrong would have."""
-
-    def change(site):
-        path = site / "sglang" / "srt" / file
-        text = path.read_text()
-        assert text.count(old) >= 1, f"{file} has no {old!r}"
-        path.write_text(text.replace(old, new, 1))
-
-    return change
 
 
 CASES = {

@@ -15,10 +15,22 @@ import subprocess
 import time
 
 import pytest
+from broken import broken
 from deployment import marked, variables_of, wait_for
 
 KINDS = {"server": b"sglang.launch_server", "scheduler": b"sglang::scheduler", "detokenizer": b"sglang::detokenizer"}
 PHASES = ("imports", "warmup", "serving")
+# What takes a tiny model no time is held open in the patched copy, so that a kill meets it.
+_HOLD = "__import__('time').sleep(6)"
+_RUNNER = "model_executor/model_runner.py"
+HELD = {
+    "distributed": (_RUNNER, '        logger.info("Init torch distributed begin.")\n'),
+    "weights": (_RUNNER, "        # This can reduce thread conflicts and speed up weight loading.\n"),
+    "kv_cache": (
+        "model_executor/model_runner_kv_cache_mixin.py",
+        '        logger.info(\n            f"Memory pool end. "\n',
+    ),
+}
 QUICK = {"distributed": 20, "weights": 20, "kv_cache": 20, "warmup": 20}
 
 
@@ -94,6 +106,37 @@ def test_killed_process(kind, phase, node, told):
     told(
         f"kill -9 of the {kind} in phase {phase}", "refused, old release back" if outcome.rc else "came after the proof"
     )
+
+
+@pytest.mark.parametrize("phase", HELD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_process_in_a_short_phase(kind, phase, node, told):
+    """The same in the phases that pass at once here; the next deploy does not take the release that was held open."""
+    file, line = HELD[phase]
+    held = f"{line}        {_HOLD}\n" if phase == "distributed" else f"        {_HOLD}\n{line}"
+    before, built, count = node.current, len(node.ledger("built")), len(node.ledger("activated"))
+    # A channel count that no other case has gives each a release of its own.
+    number = 8 + list(HELD).index(phase) + len(HELD) * list(KINDS).index(kind)
+    overrides = {"nccl": {"NCCL_MAX_NCHANNELS": str(number)}}
+    run = node.start(
+        "deploy",
+        variant="fewchan_fusion",
+        sglang_variant_overrides=overrides,
+        sglang_verify_phase_silence=QUICK,
+    )
+    wait_for(lambda: len(node.ledger("built")) > built or run.process.poll() is not None, "the release", 120)
+    broken(file, line, held)(pathlib.Path(node.root, "releases", node.ledger("built")[-1]["release"], "site"))
+    release = begun(node, run, count)
+    wait_for(lambda: phase_of(node, release) == phase, f"phase {phase}", 240)
+    os.kill(wait_for(lambda: pid_of(node, release, kind), kind, 5), signal.SIGKILL)
+    assert phase_of(node, release) == phase
+    run.wait(400).refused("is rejected", before, "serves again")
+    node.serves(before)
+    assert node.state(before) == "promoted"
+    node.deploy("fewchan_fusion", sglang_variant_overrides=overrides).succeeded()
+    assert node.current != release
+    assert node.servers() == [node.serves(node.current)]
+    told(f"kill -9 of the {kind} in phase {phase}", "refused, old release back")
 
 
 def test_stopped_process(node, told):

@@ -17,12 +17,24 @@ def number(value):
     return float(value) if plain and abs(value) < 1e300 else None
 
 
+def measured_at(event):
+    """Return what holds the figures of a run: its ledger event; of a sweep the level with the highest concurrency.
+
+    The event itself repeats the fastest level, which need not be the same one in two runs of a sweep.
+    """
+    levels = event.get("levels") or []
+    return max(levels, key=lambda level: level.get("concurrency") or 0) if len(levels) > 1 else event
+
+
 def run_of(event, start, metrics):
     """Return one run from its ledger event; ``start`` counts the starts of the server before it."""
-    figures = event.get("metrics") or {}
-    derived = ((event.get("server") or {}).get("derived")) or {}
+    level = measured_at(event)
+    # A history for the report has the figures of a level beside its concurrency.
+    figures = level.get("metrics") or level
+    derived = ((level.get("server") or {}).get("derived")) or {}
     return {
         **{key: event.get(key) for key in KEPT},
+        "flags": level.get("flags", event.get("flags")),
         "valid": event.get("valid", True) is not False,
         "start": start,
         "workload": event.get("workload") or {},

@@ -76,8 +76,8 @@ def attribution(runs, newest, thresholds, between):
 
 
 def speculation(candidate, baseline, newest, allreduce_us):
-    """Return what the runs say of speculation; None without speculation, or where the load had many streams."""
-    if newest is None or newest["workload"].get("concurrency") not in (None, 1):
+    """Return what the runs say of speculation; None without speculation, or where the load was not one stream."""
+    if newest is None or newest["workload"].get("concurrency") != 1:
         return None
     pairs = [(run["accept_length"], run["metrics"].get("decode_tok_s_p50")) for run in verdicts.usable(candidate)]
     pairs = [(length, speed) for length, speed in pairs if length and length > 1 and speed]

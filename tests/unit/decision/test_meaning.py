@@ -115,11 +115,14 @@ def test_comparison_tells_whether_speculation_pays():
     found += [
         dict(item, accept_length=2.0) for item in runs("eagle3_mla", [60.0 * factor for factor in NOISE], start=2)
     ]
+    found = [dict(item, workload={"concurrency": 1}) for item in found]
     event = decide(dict(ARGS, release=found[-1]["release"], allreduce_us=205), data(found))
     assert event["verdict"] == "worse" and event["outcome"] == "rollback"
     assert any("breaks even at 2.73 tokens a step: it does not pay" in text for text in event["lines"])
-    many = [dict(item, workload={"concurrency": 8}) for item in found]
-    assert decide(dict(ARGS, release=found[-1]["release"]), data(many))["speculation"] is None
+    # A sweep has levels and no concurrency of its own.
+    for streams in (8, None):
+        many = [dict(item, workload={"concurrency": streams}) for item in found]
+        assert decide(dict(ARGS, release=found[-1]["release"]), data(many))["speculation"] is None
 
 
 def test_lines_hold_the_numbers():

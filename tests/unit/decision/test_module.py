@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import sglang_decision
-from ansible.module_utils.sglang_decision_runs import MOST, read
+from ansible.module_utils.sglang_decision_runs import MOST, read, run_of
 from ansible.module_utils.sglang_decision_spec import ARGUMENTS
 from samples import BASELINE, CANDIDATE, RUN, ledger, measured
 
@@ -64,3 +64,23 @@ def test_module_reads_then_writes(tmp_path, run_module):
 def test_the_spec_is_the_modules():
     """The action takes the same arguments, without the one that it sets itself."""
     assert sglang_decision.ARGUMENTS is ARGUMENTS
+
+
+def test_a_sweep_is_judged_at_its_highest_concurrency(tmp_path):
+    """The event repeats the fastest level, which differed between two runs of the same sweep."""
+
+    def swept(best, **changes):
+        levels = [
+            {"level": 0, "concurrency": 64, "metrics": {"decode_tok_s_p50": 20.0}, "flags": ["client_bottleneck"]},
+            {"level": 1, "concurrency": 8, "metrics": {"decode_tok_s_p50": 80.0}, "flags": []},
+        ]
+        return {**measured("baseline", levels[best]["metrics"]["decode_tok_s_p50"]), "levels": levels, **changes}
+
+    workload = {"kind": "sweep", "levels": [64, 8], "concurrency": None}
+    ledger(tmp_path, [swept(0), swept(1, workload=workload), measured("baseline", 70.0, levels=[{"concurrency": 1}])])
+    found = read(tmp_path, "r1", [BASELINE], [], ["decode_tok_s_p50"])["runs"]
+    assert [item["metrics"]["decode_tok_s_p50"] for item in found] == [20.0, 20.0, 70.0]
+    assert found[1]["workload"] == workload and found[1]["flags"] == ["client_bottleneck"]
+    # As a history carries it to the report.
+    brief = swept(1, levels=[{"concurrency": 1, "decode_tok_s_p50": 90.0}, {"concurrency": 2, "decode_tok_s_p50": 85.0}])
+    assert run_of(brief, 1, ["decode_tok_s_p50"])["metrics"] == {"decode_tok_s_p50": 85.0}

@@ -173,7 +173,7 @@ def judge_stored(name, threshold, candidate, baseline, confidence, between):
         )
         return entry
     logs = [[math.log(value) for value in values] for values in (new, old)]
-    starts = (len(set(new_starts)), len(set(old_starts)))
+    starts = (new_starts, old_starts)
     found = _conclude(entry, lambda level: effects.independent(*logs, level, between, starts), confidence, True)
     for word, values, odd in zip(("candidate", "baseline"), (new, old), found["set_aside"]):
         if odd is not None:

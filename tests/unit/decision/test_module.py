@@ -82,5 +82,7 @@ def test_a_sweep_is_judged_at_its_highest_concurrency(tmp_path):
     assert [item["metrics"]["decode_tok_s_p50"] for item in found] == [20.0, 20.0, 70.0]
     assert found[1]["workload"] == workload and found[1]["flags"] == ["client_bottleneck"]
     # As a history carries it to the report.
-    brief = swept(1, levels=[{"concurrency": 1, "decode_tok_s_p50": 90.0}, {"concurrency": 2, "decode_tok_s_p50": 85.0}])
+    brief = swept(
+        1, levels=[{"concurrency": 1, "decode_tok_s_p50": 90.0}, {"concurrency": 2, "decode_tok_s_p50": 85.0}]
+    )
     assert run_of(brief, 1, ["decode_tok_s_p50"])["metrics"] == {"decode_tok_s_p50": 85.0}

@@ -41,7 +41,13 @@ def decide(args, data):
             candidate, baseline, thresholds, scores=scores, false_alarm=args["false_alarm"], **common
         )
     else:
-        found = {"verdict": verdicts.FIRST, "reason": NOTHING, "fingerprint_differences": [], "metrics": []}
+        found = {
+            "verdict": verdicts.FIRST,
+            "reason": NOTHING,
+            "fingerprint_differences": [],
+            "notes": [],
+            "metrics": [],
+        }
         found.update(confidence=None, runs={"candidate": [run["result"] for run in candidate], "baseline": []})
     newest = candidate[-1] if candidate else None
     more = look < verdicts.MOST_LOOKS and data["spent"].get(release, 0.0) < args["budget"]

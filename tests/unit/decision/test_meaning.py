@@ -148,6 +148,26 @@ def test_difference_of_conditions_is_the_first_line():
     assert event["fingerprint"] == FINGERPRINT
 
 
+def test_what_was_not_compared_follows_the_conditions():
+    """Before the verdict: what could not be read, and questions that only one side was asked."""
+    blind = {"nccl_version": None, "unknown": ["nccl_version"]}
+    found = runs("baseline", [80.0] * 5, fingerprint=blind) + runs("fewchan_fusion", [80.0] * 5, fingerprint=blind)
+    asked = [{"release": ARGS["release"], "start": 1, "asked": 10, "right": 9, "questions_digest": "q"}] * 3
+    thresholds = {**ARGS["thresholds"], "known_answers": -0.02}
+    event = decide(dict(ARGS, thresholds=thresholds), data(found, scores=asked))
+    assert event["outcome"] == "promote"
+    assert event["lines"][0].startswith("same conditions on both sides")
+    assert (
+        event["lines"][1:3]
+        == event["notes"]
+        == [
+            "not known on both sides: nccl_version",
+            "known_answers: not asked before: nothing to compare",
+        ]
+    )
+    assert event["lines"][3].startswith("equal: ")
+
+
 def test_first_release_is_promoted_and_budget_ends_measuring():
     """Nothing to compare with; and an inconclusive comparison goes on until its seconds or its looks are spent."""
     found = data(grid(70.0))

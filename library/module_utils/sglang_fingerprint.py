@@ -32,6 +32,7 @@ COMPARED = (
 # What a comparison is about, so it may differ.
 OTHERS = ("launch_digest", "python", "requests")
 KEYS = COMPARED + OTHERS
+UNREAD = "version unknown"
 
 
 def digest(fingerprint):
@@ -52,6 +53,17 @@ def differences(one, other):
         for key in COMPARED
         if one.get(key) != other.get(key)
     ]
+
+
+def unknown(one, other):
+    """Return ``["not known on both sides: nccl_version"]``: compared keys that could not be read and so tell nothing.
+
+    :param one, other: fingerprints of runs that compare.
+    """
+    sides = [set((side or {}).get("unknown") or ()) for side in (one, other)]
+    named = (("both sides", sides[0] & sides[1]), ("one side", sides[0] ^ sides[1]))
+    texts = ((where, ", ".join(key for key in COMPARED if key in names)) for where, names in named)
+    return [f"not known on {where}: {text}" for where, text in texts if text]
 
 
 def _text(value):
@@ -88,7 +100,7 @@ def _nccl(release):
     The file that runs is what counts: the package's metadata may name another one.
     """
     paths = sorted(mapped(os.path.dirname(os.path.dirname(os.path.realpath(release)))))
-    versions = [version_of_library(path) or "version unknown" for path in paths]
+    versions = [version_of_library(path) or UNREAD for path in paths]
     return ", ".join(dict.fromkeys(versions)) or None, ", ".join(paths) or None
 
 
@@ -125,6 +137,6 @@ def fingerprint(release=None, client=None, gpus=None, version=None):
     return {
         "schema": SCHEMA,
         **out,
-        "unknown": [key for key in wanted if out[key] is None],
+        "unknown": [key for key in wanted if out[key] is None or UNREAD in str(out[key])],
         "digest": digest(out),
     }

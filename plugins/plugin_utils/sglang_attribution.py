@@ -56,7 +56,7 @@ def attribute(runs, like, metrics, between=0.0, confidence=CONFIDENCE):
         for cell in CELLS:
             kept = [run for run in cells[cell] if (run["metrics"].get(name) or 0) > 0]
             logs.append([math.log(run["metrics"][name]) for run in kept])
-            starts.append(len({run["start"] for run in kept}))
+            starts.append([run["start"] for run in kept])
         if min(map(len, logs)) < effects.FEWEST:
             missing.append(f"{name}: not in {effects.FEWEST} runs of each variant")
             continue
@@ -67,14 +67,18 @@ def attribute(runs, like, metrics, between=0.0, confidence=CONFIDENCE):
 
 
 def contrast(logs, starts, weights, between, confidence):
-    """Return ``{effect, low, high}`` of a weighted sum of cells, as relative changes (Welch-Satterthwaite)."""
+    """Return ``{effect, low, high}`` of a weighted sum of cells, as relative changes (Welch-Satterthwaite).
+
+    :param starts: of each cell what :func:`sglang_effect.luck` takes.
+    """
     odd = effects.odd_ones(logs)
-    kept = [[value for number, value in enumerate(values) if number != away] for values, away in zip(logs, odd)]
+    kept = [effects.without(values, away) for values, away in zip(logs, odd)]
     shares = [
         weight**2 * max(statistics.variance(values), effects.RESOLUTION**2) / len(values)
         for weight, values in zip(weights, kept)
     ]
-    total = sum(shares) + sum(weight**2 * between**2 / number for weight, number in zip(weights, starts))
+    known = sum(weight**2 * share for weight, share in zip(weights, map(effects.luck, starts, odd)))
+    total = sum(shares) + between**2 * known
     df = total**2 / sum(share**2 / (len(values) - 1) for share, values in zip(shares, kept))
     middle = sum(weight * statistics.fmean(values) for weight, values in zip(weights, kept))
     half = effects.quantile(confidence, df) * math.sqrt(total)

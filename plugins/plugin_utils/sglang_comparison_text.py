@@ -80,6 +80,7 @@ def comparison_lines(decision):
         lines.append("not the same conditions: " + "; ".join(decision["fingerprint_differences"]))
     elif decision["against"] and decision["fingerprint"]:
         lines.append(f"same conditions on both sides, fingerprint {decision['fingerprint'].get('digest')}")
+    lines += decision["notes"]
     if decision["against"]:
         against = decision["against"]
         lines.append(

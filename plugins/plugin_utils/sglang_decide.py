@@ -41,7 +41,13 @@ def decide(args, data):
             candidate, baseline, thresholds, scores=scores, false_alarm=args["false_alarm"], **common
         )
     else:
-        found = {"verdict": verdicts.FIRST, "reason": NOTHING, "fingerprint_differences": [], "metrics": []}
+        found = {
+            "verdict": verdicts.FIRST,
+            "reason": NOTHING,
+            "fingerprint_differences": [],
+            "notes": [],
+            "metrics": [],
+        }
         found.update(confidence=None, runs={"candidate": [run["result"] for run in candidate], "baseline": []})
     newest = candidate[-1] if candidate else None
     more = look < verdicts.MOST_LOOKS and data["spent"].get(release, 0.0) < args["budget"]
@@ -76,8 +82,8 @@ def attribution(runs, newest, thresholds, between):
 
 
 def speculation(candidate, baseline, newest, allreduce_us):
-    """Return what the runs say of speculation; None without speculation, or where the load had many streams."""
-    if newest is None or newest["workload"].get("concurrency") not in (None, 1):
+    """Return what the runs say of speculation; None without speculation, or where the load was not one stream."""
+    if newest is None or newest["workload"].get("concurrency") != 1:
         return None
     pairs = [(run["accept_length"], run["metrics"].get("decode_tok_s_p50")) for run in verdicts.usable(candidate)]
     pairs = [(length, speed) for length, speed in pairs if length and length > 1 and speed]

@@ -10,6 +10,7 @@ one run may be set aside: a single disturbed run (another job, a throttled GPU) 
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 
@@ -55,6 +56,23 @@ def odd_ones(sides, resolution=RESOLUTION):
     return found
 
 
+def without(items, odd):
+    """Return the items without the one of index ``odd``; None leaves all."""
+    return [item for number, item in enumerate(items) if number != odd]
+
+
+def luck(starts, odd=None):
+    """Return which share of the variance from start to start is in the mean of runs, 1 for runs of one start.
+
+    :param starts: the start of each run; or how many there are, which takes them to have equally many runs.
+    :param odd: index of a run that is set aside.
+    """
+    if isinstance(starts, int):
+        return 1.0 / starts
+    counts = collections.Counter(without(starts, odd)).values()
+    return sum(count**2 for count in counts) / sum(counts) ** 2
+
+
 def independent(candidate, baseline, confidence, between=0.0, starts=(1, 1), resolution=RESOLUTION):
     """Compare two sets of runs by Welch's t.
 
@@ -62,7 +80,7 @@ def independent(candidate, baseline, confidence, between=0.0, starts=(1, 1), res
     :param confidence: of the interval, from 0 to 1.
     :param between: standard deviation from one start of the same release to the next, in the unit of the values. Runs
         of one start share its luck, which repeating them does not average out.
-    :param starts: how many starts the runs of each side are from.
+    :param starts: of each side what :func:`luck` takes.
     :param resolution: what a single run can tell apart, in the unit of the values.
     :returns: ``{effect, low, high, set_aside: [index or None, index or None]}``.
     :raises ValueError: too few runs.
@@ -70,12 +88,9 @@ def independent(candidate, baseline, confidence, between=0.0, starts=(1, 1), res
     if min(len(candidate), len(baseline)) < FEWEST:
         raise ValueError(f"at least {FEWEST} runs of each side are needed, not {len(candidate)} and {len(baseline)}")
     aside = odd_ones([candidate, baseline], resolution)
-    kept = [
-        [value for number, value in enumerate(values) if number != odd]
-        for values, odd in zip((candidate, baseline), aside)
-    ]
+    kept = [without(values, odd) for values, odd in zip((candidate, baseline), aside)]
     shares = [max(statistics.variance(values), resolution**2) / len(values) for values in kept]
-    known = sum(between**2 / number for number in starts)
+    known = between**2 * sum(map(luck, starts, aside))
     total = sum(shares) + known
     df = total**2 / sum(share**2 / (len(values) - 1) for share, values in zip(shares, kept))
     effect = statistics.fmean(kept[0]) - statistics.fmean(kept[1])

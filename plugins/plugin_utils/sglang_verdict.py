@@ -12,10 +12,11 @@ import statistics
 
 import sglang_effect as effects
 from ansible.module_utils.sglang_decision_spec import ARGUMENTS
-from ansible.module_utils.sglang_fingerprint import differences
+from ansible.module_utils.sglang_fingerprint import differences, unknown
 
 # The change that counts as a loss; its sign is the direction of the loss. Relative, for SCORE a difference of shares.
 SCORE = "known_answers"
+UNASKED = f"{SCORE}: not asked before: nothing to compare"
 THRESHOLDS = ARGUMENTS["thresholds"]["default"]
 FALSE_ALARM = ARGUMENTS["false_alarm"]["default"]
 # Flag of a run whose figures may be the client's and not the server's.
@@ -173,7 +174,7 @@ def judge_stored(name, threshold, candidate, baseline, confidence, between):
         )
         return entry
     logs = [[math.log(value) for value in values] for values in (new, old)]
-    starts = (len(set(new_starts)), len(set(old_starts)))
+    starts = (new_starts, old_starts)
     found = _conclude(entry, lambda level: effects.independent(*logs, level, between, starts), confidence, True)
     for word, values, odd in zip(("candidate", "baseline"), (new, old), found["set_aside"]):
         if odd is not None:
@@ -251,12 +252,14 @@ def judge(
 
     :param candidate, baseline: runs in the order of time. :param scores: scores of the same two, in the same order.
     :param between: relative spread of a metric from one start of the same release to the next.
-    :returns: ``{verdict, reason, fingerprint_differences, metrics, confidence, runs}``; see docs/ledger.md.
+    :returns: ``{verdict, reason, fingerprint_differences, notes, metrics, confidence, runs}``; see docs/ledger.md.
     """
-    out = {"fingerprint_differences": [], "metrics": [], "confidence": None, "runs": {"candidate": [], "baseline": []}}
+    out = {"fingerprint_differences": [], "notes": [], "metrics": [], "confidence": None}
+    out["runs"] = {"candidate": [], "baseline": []}
     new, old, texts = comparable(candidate, baseline)
     if texts:
         return dict(out, verdict=NOT_COMPARABLE, reason="; ".join(texts), fingerprint_differences=texts)
+    out["notes"] = unknown(new[-1]["fingerprint"], old[-1]["fingerprint"])
     (new, new_note), (old, old_note) = undisturbed(new), undisturbed(old)
     out["runs"] = {"candidate": [run["result"] for run in new], "baseline": [run["result"] for run in old]}
     speeds = {name: value for name, value in thresholds.items() if name != SCORE}
@@ -265,6 +268,10 @@ def judge(
     failed = any(UNRESOLVED in (run.get("flags") or []) for run in new + old)
     speeds = {name: value for name, value in speeds.items() if failed or _values(new, name)[0] or _values(old, name)[0]}
     scored = SCORE in thresholds and bool(scores[0])
+    # Measuring the candidate on would never give the other side an answer.
+    if scored and scores[0][-1]["questions_digest"] not in {score["questions_digest"] for score in scores[1]}:
+        scored = False
+        out["notes"].append(UNASKED)
     confidence = confidence_of(look, len(speeds) + scored, false_alarm)
     if design == "interleaved":
         entries = [judge_interleaved(name, value, new, old, confidence) for name, value in speeds.items()]

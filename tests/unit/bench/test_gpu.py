@@ -94,6 +94,26 @@ def test_the_fingerprint_tells_what_differs_first_to_last():
     assert prints.differences(one, None)
 
 
+def test_what_is_not_known_is_said_and_keeps_no_runs_apart(tmp_path, monkeypatch):
+    """Two values that could not be read are not known to be equal; what nobody compares is left out."""
+    cards = nvidia.parse_cards(CARDS)
+    one = prints.fingerprint(None, None, cards)
+    assert prints.differences(one, one) == []
+    assert prints.unknown(one, one) == [
+        "not known on both sides: nccl_version, engine_version, engine_digest, model_digest"
+    ]
+    other = dict(one, unknown=["launch_digest", "nccl_version"])
+    assert prints.unknown(one, other) == [
+        "not known on both sides: nccl_version",
+        "not known on one side: engine_version, engine_digest, model_digest",
+    ]
+    assert prints.unknown(dict(one, unknown=[]), {"driver": "580"}) == []
+    monkeypatch.setattr(prints, "mapped", lambda root: ["/opt/libnccl.so.2"])
+    monkeypatch.setattr(prints, "version_of_library", lambda path: None)
+    found = prints.fingerprint(str(tmp_path / "releases" / "r"), None, cards)
+    assert found["nccl_path"] == "/opt/libnccl.so.2" and "nccl_version" in found["unknown"]
+
+
 def test_a_host_without_gpus_lacks_nothing_of_theirs():
     found = prints.fingerprint(None, None, [])
     assert found["gpu_count"] == 0

@@ -115,11 +115,14 @@ def test_comparison_tells_whether_speculation_pays():
     found += [
         dict(item, accept_length=2.0) for item in runs("eagle3_mla", [60.0 * factor for factor in NOISE], start=2)
     ]
+    found = [dict(item, workload={"concurrency": 1}) for item in found]
     event = decide(dict(ARGS, release=found[-1]["release"], allreduce_us=205), data(found))
     assert event["verdict"] == "worse" and event["outcome"] == "rollback"
     assert any("breaks even at 2.73 tokens a step: it does not pay" in text for text in event["lines"])
-    many = [dict(item, workload={"concurrency": 8}) for item in found]
-    assert decide(dict(ARGS, release=found[-1]["release"]), data(many))["speculation"] is None
+    # A sweep has levels and no concurrency of its own.
+    for streams in (8, None):
+        many = [dict(item, workload={"concurrency": streams}) for item in found]
+        assert decide(dict(ARGS, release=found[-1]["release"]), data(many))["speculation"] is None
 
 
 def test_lines_hold_the_numbers():
@@ -143,6 +146,26 @@ def test_difference_of_conditions_is_the_first_line():
     assert event["verdict"] == "not comparable" and event["outcome"] == "rollback"
     assert event["lines"][-1].startswith("Way out: benchmark.yml")
     assert event["fingerprint"] == FINGERPRINT
+
+
+def test_what_was_not_compared_follows_the_conditions():
+    """Before the verdict: what could not be read, and questions that only one side was asked."""
+    blind = {"nccl_version": None, "unknown": ["nccl_version"]}
+    found = runs("baseline", [80.0] * 5, fingerprint=blind) + runs("fewchan_fusion", [80.0] * 5, fingerprint=blind)
+    asked = [{"release": ARGS["release"], "start": 1, "asked": 10, "right": 9, "questions_digest": "q"}] * 3
+    thresholds = {**ARGS["thresholds"], "known_answers": -0.02}
+    event = decide(dict(ARGS, thresholds=thresholds), data(found, scores=asked))
+    assert event["outcome"] == "promote"
+    assert event["lines"][0].startswith("same conditions on both sides")
+    assert (
+        event["lines"][1:3]
+        == event["notes"]
+        == [
+            "not known on both sides: nccl_version",
+            "known_answers: not asked before: nothing to compare",
+        ]
+    )
+    assert event["lines"][3].startswith("equal: ")
 
 
 def test_first_release_is_promoted_and_budget_ends_measuring():

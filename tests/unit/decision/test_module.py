@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 
 import sglang_decision
-from ansible.module_utils.sglang_decision_runs import MOST, read
+from ansible.module_utils.sglang_decision_runs import MOST, history, read, run_of
 from ansible.module_utils.sglang_decision_spec import ARGUMENTS
 from samples import BASELINE, CANDIDATE, RUN, ledger, measured
 
@@ -47,6 +48,24 @@ def test_only_the_newest_runs_travel(tmp_path):
     assert [item["metrics"]["decode_tok_s_p50"] for item in found] == [float(n + 6) for n in range(MOST)]
 
 
+def test_of_an_attributed_variant_the_newest_release_that_compares_travels(tmp_path):
+    """A host that measured these variants for years answers with as much as a new one."""
+
+    def of(number, variant="fusion", **changes):
+        release = f"2025010{number}T000000Z-{variant}-000000000000"
+        return [measured(variant, 80.0 + n, release=release, **changes) for n in range(MOST + 5)]
+
+    events = of(1) + of(2, workload_digest="w2") + of(3) + of(4, valid=False) + of(5, fingerprint={"digest": "other"})
+    events += of(6, failure="all refused") + of(7, workload_digest="w2") + of(1, "stranger")
+    ledger(tmp_path, [*events, measured("baseline", 79.0), measured("fewchan", 81.0, "r1")])
+    found = history(str(tmp_path), "r1", [CANDIDATE, BASELINE], [])["runs"]
+    counts = collections.Counter(item["release"] for item in found)
+    assert counts == {"20250103T000000Z-fusion-000000000000": MOST, BASELINE: 1, CANDIDATE: 1}
+    # Without a run of the release that is judged there is nothing to attribute.
+    assert [item["release"] for item in history(str(tmp_path), "r1", ["absent", BASELINE], [])["runs"]] == [BASELINE]
+    assert history(str(tmp_path), "r1", [""], [])["runs"] == []
+
+
 def test_module_reads_then_writes(tmp_path, run_module):
     """Without an event it reads; with one it appends; in check mode nothing is written."""
     ledger(tmp_path, [measured("baseline", 80.0)])
@@ -64,3 +83,25 @@ def test_module_reads_then_writes(tmp_path, run_module):
 def test_the_spec_is_the_modules():
     """The action takes the same arguments, without the one that it sets itself."""
     assert sglang_decision.ARGUMENTS is ARGUMENTS
+
+
+def test_a_sweep_is_judged_at_its_highest_concurrency(tmp_path):
+    """The event repeats the fastest level, which differed between two runs of the same sweep."""
+
+    def swept(best, **changes):
+        levels = [
+            {"level": 0, "concurrency": 64, "metrics": {"decode_tok_s_p50": 20.0}, "flags": ["client_bottleneck"]},
+            {"level": 1, "concurrency": 8, "metrics": {"decode_tok_s_p50": 80.0}, "flags": []},
+        ]
+        return {**measured("baseline", levels[best]["metrics"]["decode_tok_s_p50"]), "levels": levels, **changes}
+
+    workload = {"kind": "sweep", "levels": [64, 8], "concurrency": None}
+    ledger(tmp_path, [swept(0), swept(1, workload=workload), measured("baseline", 70.0, levels=[{"concurrency": 1}])])
+    found = read(tmp_path, "r1", [BASELINE], [], ["decode_tok_s_p50"])["runs"]
+    assert [item["metrics"]["decode_tok_s_p50"] for item in found] == [20.0, 20.0, 70.0]
+    assert found[1]["workload"] == workload and found[1]["flags"] == ["client_bottleneck"]
+    # As a history carries it to the report.
+    brief = swept(
+        1, levels=[{"concurrency": 1, "decode_tok_s_p50": 90.0}, {"concurrency": 2, "decode_tok_s_p50": 85.0}]
+    )
+    assert run_of(brief, 1, ["decode_tok_s_p50"])["metrics"] == {"decode_tok_s_p50": 85.0}

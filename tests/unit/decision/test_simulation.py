@@ -9,18 +9,19 @@ import pytest
 import sglang_effect as effects
 import sglang_verdict as verdicts
 from samples import runs
+from sglang_attribution import contrast
 
 # Relative standard deviation from run to run. The figures of docs/benchmark.md: a quiet host, and this project's two
 # busy cores.
 QUIET, BUSY = 0.01, 0.10
 
 
-def drawn(rng, noise, change=0.0, count=5, variant="a", between=0.0):
+def drawn(rng, noise, change=0.0, count=5, variant="a", between=0.0, start=1):
     """Return runs whose decode speed is 80 tok/s and whose first token takes 100 ms, both changed and noisy."""
     luck = rng.gauss(0, between)
     decodes = [80.0 * (1 + change) * math.exp(luck + rng.gauss(0, noise)) for _ in range(count)]
     ttfts = [100.0 * math.exp(-luck + rng.gauss(0, noise)) for _ in range(count)]
-    return runs(variant, decodes, ttfts)
+    return runs(variant, decodes, ttfts, start)
 
 
 def share(rng, times, **case):
@@ -81,6 +82,36 @@ def test_false_rollback_stays_rare_when_a_start_has_its_own_luck():
         candidate, baseline = (drawn(rng, 0.005, between=0.03) for _ in range(2))
         blind += verdicts.judge(candidate, baseline, verdicts.THRESHOLDS)["verdict"] == verdicts.WORSE
     assert blind / 200 > 0.1
+
+
+def test_many_runs_of_one_start_outweigh_the_others():
+    """Twenty runs of one start and one of each of four: the mean has the luck of the one, and the interval knows it."""
+    rng, times, found = random.Random(15), 1500, []
+    for _ in range(times):
+        sides = [
+            [
+                item
+                for start, count in enumerate((20, 1, 1, 1, 1))
+                for item in drawn(rng, 0.003, count=count, start=start, between=0.03)
+            ]
+            for _ in range(2)
+        ]
+        found.append(verdicts.judge(*sides, verdicts.THRESHOLDS, between=0.03)["verdict"])
+    assert found.count(verdicts.WORSE) / times < verdicts.FALSE_ALARM
+
+
+def test_a_start_whose_only_run_is_set_aside_does_not_count():
+    """What is left is of one start, in a comparison as in an attribution, whose interval is as wide as without it."""
+    steady = [0.001 * number for number in range(5)]
+    sides, plain = (steady + [1.0], steady), (steady, steady)
+    found = effects.independent(*sides, 0.99, 0.03, ([1] * 5 + [2], [3] * 5))
+    assert found["set_aside"] == [5, None]
+    assert found["high"] == effects.independent(*plain, 0.99, 0.03, (1, 1))["high"]
+    both = [
+        contrast(list(logs), starts, (-1.0, 1.0), 0.03, 0.95)
+        for logs, starts in ((sides, ([1] * 5 + [2], [3] * 5)), (plain, (1, 1)))
+    ]
+    assert both[0] == both[1]
 
 
 def test_five_runs_find_a_loss_of_five_percent_on_a_quiet_host():

@@ -161,7 +161,30 @@ def test_fast_and_wrong_is_worse():
     few = judged(candidate, baseline, scores=(scores([0.5] * 3, asked=2), scores([1.0] * 3, asked=2)))
     assert metric(few, "known_answers")["verdict"] == "worse"
     assert judged(candidate, baseline, scores=(scores([0.78] * 2), right))["verdict"] == "inconclusive"
-    assert judged(candidate, baseline, scores=(scores([0.78] * 5, digest="q2"), right))["verdict"] == "inconclusive"
+
+
+@pytest.mark.parametrize("before", [[], scores([0.85] * 5, digest="q1")])
+def test_questions_that_the_other_side_was_never_asked_leave_the_verdict_to_the_rest(before):
+    """The first use of questions, and their first edit: no run of the candidate could ever close such a comparison."""
+    asked = scores([0.78] * 5, digest="q2")
+    found = judged(runs("b", STEADY), runs("a", STEADY), scores=(asked, before))
+    assert found["verdict"] == "equal"
+    assert found["notes"] == ["known_answers: not asked before: nothing to compare"]
+    assert [entry["name"] for entry in found["metrics"]] == ["decode_tok_s_p50", "ttft_ms_p50"]
+    # Its share of the chance of a false alarm is the others'.
+    assert found["confidence"] == verdicts.confidence_of(1, 2)
+    assert judged(runs("b", [70.0] * 5), runs("a", STEADY), scores=(asked, before))["verdict"] == "worse"
+    # Asked once is asked.
+    once = judged(runs("b", STEADY), runs("a", STEADY), scores=(asked, before + asked[:1]))
+    assert once["verdict"] == "inconclusive" and once["notes"] == []
+
+
+def test_what_is_not_known_of_both_is_a_note():
+    """No driver on either side is no difference, and no sameness either."""
+    blind = {"driver": None, "unknown": ["driver", "launch_digest"]}
+    found = judged(runs("b", STEADY, fingerprint=blind), runs("a", STEADY, fingerprint=blind))
+    assert found["verdict"] == "equal" and found["notes"] == ["not known on both sides: driver"]
+    assert judged(runs("b", STEADY), runs("a", STEADY))["notes"] == []
 
 
 def test_interleaved_starts_are_judged_by_their_medians():

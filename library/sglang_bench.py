@@ -175,7 +175,7 @@ options:
   history:
     description:
       - What of the ledger to return as RV(history) once this run is in it, so that M(sglang_decision) needs no call on
-        the host. Needs O(root) or O(release), and O(run).
+        the host. Needs O(root) or O(release), and O(run) with C(id).
     type: dict
     suboptions:
       releases:
@@ -296,7 +296,10 @@ result_path:
   type: str
   sample: /opt/sglang/releases/20261129T150000Z-baseline-1f2e3d4c/results/bench-20261129T150230Z-r1.json
 history:
-  description: The C(read) of M(sglang_decision) after this run, or null where O(history) did not ask for it.
+  description:
+    - The C(read) of M(sglang_decision) after this run. Null where O(history) did not ask for it, where the ledger
+      cannot be read, and where Ansible would mask a part of it because the API key occurs there; M(sglang_decision)
+      then reads the ledger itself.
   returned: always
   type: dict
 elapsed:
@@ -313,6 +316,7 @@ import os
 import traceback
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible.module_utils.common.parameters import remove_values
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_bench_record import event, write
 from ansible.module_utils.sglang_bench_run import measure, target
@@ -411,12 +415,23 @@ def empty(params, reason):
     }
 
 
+def told(module, root, run):
+    """Return the history that was asked for, or None where it cannot be read or would be masked on its way."""
+    try:
+        found = history(root, run["id"], **module.params["history"])
+    except (OSError, ValueError):
+        return None
+    return found if remove_values(found, module.no_log_values) == found else None
+
+
 def main():
     """Entry point."""
     module = AnsibleModule(ARGUMENTS, supports_check_mode=True, required_one_of=[("release", "url")])
     params = module.params
     try:
         resolved = resolve(params)
+        if params["history"] and params["run"] and not params["run"].get("id"):
+            raise InputError("run must have an id where history is asked for: give what the variant action returns.")
         if module.check_mode:
             module.exit_json(changed=False, **empty(params, "check mode: no load is sent"))
         if REQUESTS_ERROR:
@@ -440,12 +455,12 @@ def main():
             result["result_path"] = write(document, raw, directory)
         if root:
             append(root, event(document, result["result_path"]))
-            if params["history"] and run:
-                result["history"] = history(root, run["id"], **params["history"])
     except OSError as error:
         module.fail_json(
             msg=f"The run was measured but could not be recorded: {error}. Check results_dir and root.", **result
         )
+    if root and run and params["history"]:
+        result["history"] = told(module, root, run)
     refused = errors(document["findings"])
     if refused:
         module.fail_json(msg=summary(refused), **result)

@@ -35,6 +35,12 @@ options:
     description: Name of the variant that the others are shown against.
     type: str
     default: baseline
+  start_spread:
+    description:
+      - By host name, the relative spread from one start of a release to the next by which M(sglang_decision) decides
+        there, a share of 0 or more. A host that is not named has the default of M(sglang_decision).
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full

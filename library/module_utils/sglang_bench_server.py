@@ -18,17 +18,19 @@ COUNTERS = (
     "queue_time_seconds_count",
 )
 GAUGES = ("num_running_reqs", "num_queue_reqs", "token_usage", "cache_hit_rate", "gen_throughput", "spec_accept_length")
+# Shares and lengths, of which several label sets (ranks of the server) have a mean; all else adds up.
+MEANS = ("token_usage", "cache_hit_rate", "spec_accept_length")
 INFO = ("last_gen_throughput", "avg_spec_accept_length")
 DERIVED = ("accept_length", "cache_hit_rate", "queue_max", "queue_ms_mean", "running_max", "gen_throughput")
 EVERY = 2.0  # seconds between two looks at the gauges during a level
 
 
 def parse_metrics(text):
-    """Return ``{name: sum over all label sets}`` of SGLang's own series in a Prometheus text."""
-    out = {}
+    """Return ``{name: sum over all label sets, mean of MEANS}`` of SGLang's own series in a Prometheus text."""
+    found = {}
     for name, value in LINE.findall(text):
-        out[name] = out.get(name, 0.0) + float(value)
-    return out
+        found.setdefault(name, []).append(float(value))
+    return {name: statistics.fmean(values) if name in MEANS else sum(values) for name, values in found.items()}
 
 
 def snapshot(get, url, patience=5.0):

@@ -86,10 +86,10 @@ def gaps(item):
 
 
 def repetitive(text):
-    """Tell whether an answer of at least 16 words repeats itself: under a fifth of its triples of words differ."""
+    """Tell whether an answer repeats itself: under a fifth of its triples of words differ. None: under 16 words."""
     words = text.split()
     if len(words) < 16:
-        return False
+        return None
     triples = list(zip(words, words[1:], words[2:]))
     return len(set(triples)) < 0.2 * len(triples)
 
@@ -122,6 +122,7 @@ def metrics(records):
     tokens = sum(item["tokens"] for item in done)
     inputs = [item["input_tokens"] for item in done if item["input_tokens"] is not None]
     cached = [item["cached_tokens"] for item in done if item["cached_tokens"] is not None]
+    repeats = [told for told in (repetitive(item["text"]) for item in done) if told is not None]
     several = [item for item in resolve.resolved(done) if item["tokens"] > 1]
     decode = [(item["arrivals"][-1] - item["arrivals"][0]) / (item["tokens"] - 1) for item in several]
     series = {
@@ -149,7 +150,7 @@ def metrics(records):
         output_tokens_mean=round(tokens / len(done), 2),
         output_tokens_total=tokens,
         cached_tokens_total=sum(cached) if cached else None,
-        degenerate_share=round(sum(repetitive(item["text"]) for item in done) / len(done), 4),
+        degenerate_share=round(statistics.fmean(repeats), 4) if repeats else 0.0,
     )
     for name in SPREAD:
         out.update({f"{name}_{part}": value for part, value in spread(series[name]).items()})

@@ -20,7 +20,7 @@ FAILURES = ("refused", "unauthorized", "http_error", "stream_error", "truncated"
 
 
 def events(times, blocks):
-    """Yield ``(time, payload)`` for each ``data:`` line of a stream.
+    """Yield ``(time, payload, whole)`` for each ``data:`` line of a stream; the last one may lack its end.
 
     :param times: arrival time of each block, seconds.
     :param blocks: the bytes read, cut anywhere.
@@ -32,9 +32,9 @@ def events(times, blocks):
         rest = lines.pop()
         for line in lines:
             if line.startswith(b"data:"):
-                yield when, line[5:].strip()
+                yield when, line[5:].strip(), True
     if rest.startswith(b"data:"):
-        yield times[-1], rest[5:].strip()
+        yield times[-1], rest[5:].strip(), False
 
 
 def dechunk(times, blocks):
@@ -129,15 +129,15 @@ def fold(api, times, blocks):
     :returns: dict with ``arrivals`` (seconds, one for each event that carried output), ``counts`` (completion tokens
         so far at each
         arrival where the server tells, else empty), ``text``, ``channels``, ``finished``, ``done`` (``[DONE]``
-        seen), ``usage``
+        seen), ``cut`` (the stream ended inside an event), ``usage``
         (``{completion_tokens, prompt_tokens, cached_tokens}``; a value that the server did not tell is None),
         ``error``.
     """
     arrivals, counts, texts, channels = [], [], [], []
     usage = {"completion_tokens": None, "prompt_tokens": None, "cached_tokens": None}
-    finished = done = False
+    finished = done = cut = False
     error = shape = None
-    for when, payload in events(times, blocks):
+    for when, payload, whole in events(times, blocks):
         if shape:
             text = plain_text(payload, shape)
             if text is not None:
@@ -150,7 +150,9 @@ def fold(api, times, blocks):
         try:
             event = json.loads(payload)
         except ValueError:
-            error = "an event is not JSON: " + payload[:120].decode("utf-8", "replace")
+            if whole:
+                error = "an event is not JSON: " + payload[:120].decode("utf-8", "replace")
+            cut = not whole
             continue
         if not isinstance(event, dict):
             error = "an event is no JSON object: " + payload[:120].decode("utf-8", "replace")
@@ -192,6 +194,7 @@ def fold(api, times, blocks):
         "channels": sorted(set(channels)),
         "finished": finished,
         "done": done,
+        "cut": cut,
         "usage": usage,
         "error": error,
     }
@@ -224,6 +227,8 @@ def judge(stream, folded, asked, ignore_eos):
         return "timed_out", stream["detail"]
     if stream["closed"] == "broken":
         return "truncated", stream["detail"]
+    if folded["cut"]:
+        return "truncated", "the stream ended inside an event"
     if not (folded["done"] or folded["finished"]):
         return "truncated", "the stream ended without [DONE] and without a finish reason"
     if not folded["arrivals"]:

@@ -22,7 +22,7 @@ PRESETS = {
 FIXED = {"decode": {"concurrency": 1}, "prefill": {"output_tokens": 1}}
 LONGEST = 32768  # prompt tokens of long_context where the server's context is longer
 SPARE = 16  # tokens left free between a prompt that fills the context and its answer
-# Time limits, and what is fitted or drawn in a run, do not make another load.
+# Time limits, and what is drawn in a run, do not make another load; the length that a context gives does.
 NOT_THE_LOAD = ("seed", "timeout", "request_timeout")
 
 

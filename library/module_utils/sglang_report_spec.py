@@ -8,4 +8,5 @@ ARGUMENTS = {
     "directory": {"type": "path", "required": True},
     "plan": {"type": "str", "default": ""},
     "baseline": {"type": "str", "default": "baseline"},
+    "start_spread": {"type": "dict", "default": {}},
 }

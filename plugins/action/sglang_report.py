@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import sys
@@ -49,6 +50,21 @@ def read_plan(path):
     return path, parse(pathlib.Path(path).read_text(encoding="utf-8"), path)
 
 
+def spreads_of(given):
+    """Return ``{host: share}``; :raises ValueError: a value is no share of 0 or more."""
+    out = {}
+    for host, value in given.items():
+        try:
+            out[host] = float(value)
+        except (TypeError, ValueError):
+            out[host] = -1.0
+        if not 0 <= out[host] < math.inf:
+            raise ValueError(
+                f"start_spread: {value!r} of {host} is no share of 0 or more; set sglang_decision_start_spread to one."
+            )
+    return out
+
+
 class ActionModule(ActionBase):
     """Thin: the functions of plugin_utils build the report, this writes it."""
 
@@ -88,7 +104,7 @@ class ActionModule(ActionBase):
             raise ValueError(f"directory: {args['directory']!r} is not an absolute path; set sglang_report_dir to one.")
         plan, interventions = read_plan(args["plan"])
         hosts = {name: unpack(text) for name, text in args["histories"].items()}
-        report = build(hosts, interventions, args["unread"], args["baseline"])
+        report = build(hosts, interventions, args["unread"], args["baseline"], spreads_of(args["start_spread"]))
         texts = files(report, ROOT / "plugins" / "data")
         paths = [directory / name for name in texts]
         if check:

@@ -15,27 +15,15 @@ from ansible.module_utils.sglang_bench_stats import percentile
 from ansible.module_utils.sglang_decision_runs import number, run_of
 from ansible.module_utils.sglang_decision_spec import ARGUMENTS
 from sglang_attribution import attribute, contrast
+from sglang_report_events import decisions, trials
 from sglang_report_plan import link, variant_of
+from sglang_verdict import undisturbed
 
 SCHEMA = 1
-# Events that decide about a release or tell of a server's fate: the time line. The rest of the ledger is its detail.
-DECISIVE = (
-    "promoted",
-    "rejected",
-    "refused",
-    "retired",
-    "rollback",
-    "decision",
-    "activated",
-    "stop",
-    "worker_died",
-    "restart",
-    "alarm",
-)
-TRIALS = ("probe", "tune", "canary")
 METRICS = (
     "output_tok_s",
     "decode_tok_s_p50",
+    "prefill_tok_s_p50",
     "ttft_ms_p50",
     "ttft_ms_p99",
     "tpot_ms_p50",
@@ -43,8 +31,11 @@ METRICS = (
     "request_s",
     "concurrency_effective",
 )
+# The figure of runs with one output token, which have no decode speed; elsewhere the time in the queue is in it.
+PREFILL = "prefill_tok_s_p50"
 # Column, metric, unit, and whether more is better.
 SHOWN = (
+    (PREFILL, "tok/s", True),
     ("decode_tok_s_p50", "tok/s", True),
     ("output_tok_s", "tok/s", True),
     ("ttft_ms_p50", "ms", False),
@@ -52,18 +43,20 @@ SHOWN = (
 )
 QUANTILES = (5, 25, 50, 75, 95, 99)
 CONFIDENCE = 0.95
-# Relative spread from one start of the same release to the next, as decisions take it.
+# Relative spread from one start of the same release to the next, as decisions take it where nothing else is set.
 BETWEEN = ARGUMENTS["start_spread"]["default"]
 
 
-def build(hosts, plan=(), unread=(), baseline="baseline"):
+def build(hosts, plan=(), unread=(), baseline="baseline", spreads=None):
     """Return the report's content.
 
     :param hosts: ``{name: history}`` of the hosts that answered; see :mod:`sglang_history_read`.
     :param plan: interventions of :func:`sglang_report_plan.parse`.
     :param unread: names of hosts that gave no history.
     :param baseline: variant that the others are shown against.
+    :param spreads: by host, the relative spread from start to start by which its decisions are made.
     """
+    spreads = {name: (spreads or {}).get(name, BETWEEN) for name in hosts}
     runs = [row for name, past in sorted(hosts.items()) for row in rows(name, past)]
     runs.sort(key=lambda row: (row["time"], row["host"]))
     groups = grouped(runs)
@@ -72,9 +65,9 @@ def build(hosts, plan=(), unread=(), baseline="baseline"):
         "as_of": max((str(e.get("time") or "") for past in hosts.values() for e in past["events"]), default=""),
         "baseline": baseline,
         "unread": sorted(unread),
-        "hosts": [_host(name, past) for name, past in sorted(hosts.items())],
-        "groups": [_group(key, members, hosts, baseline) for key, members in groups],
-        "curves": curves(runs),
+        "hosts": [_host(name, past, spreads[name]) for name, past in sorted(hosts.items())],
+        "groups": [_group(key, members, hosts, baseline, spreads[key[0]]) for key, members in groups],
+        "curves": curves(runs, spreads),
         "decisions": decisions(hosts),
         "trials": trials(hosts),
         "releases": {
@@ -92,7 +85,7 @@ def rows(host, past):
     """Return one flat dict for each run of a host's ledger."""
     out, starts = [], 0
     for event in past["events"]:
-        starts += event["event"] == "start"
+        starts += event["event"] in ("start", "restart")
         if event["event"] != "run":
             continue
         workload, metrics = event.get("workload") or {}, event.get("metrics") or {}
@@ -146,8 +139,18 @@ def described(workload):
 
 
 def _shape(workload):
-    keys = ("api", "input_tokens", "output_tokens")
-    return ", ".join(f"{workload.get(key)}" for key in keys)
+    """Return in words what loads must share beside their concurrency to be points of one curve."""
+    prompts = workload.get("prompts") or {}
+    source = prompts.get("source") or "synthetic"
+    parts = [f"{workload.get('input_tokens')} tokens in"]
+    if source != "synthetic":
+        parts = [f"{source} prompts {str(prompts.get('sha256'))[:12]}"]
+        parts += ["in the cache"] if prompts.get("unique") is False else []
+    parts += [f"{workload.get('output_tokens')} out", str(workload.get("api"))]
+    parts += ["ended by the model"] if workload.get("ignore_eos") is False else []
+    parts += [f"temperature {workload['temperature']}"] if workload.get("temperature") else []
+    parts += ["cache flushed"] if workload.get("flush_cache") else []
+    return ", ".join(parts)
 
 
 def _fingerprint_text(fingerprint):
@@ -176,43 +179,46 @@ def grouped(runs):
     return sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
-def interval(values, starts):
+def interval(values, starts, between=BETWEEN):
     """Return ``(center, low, high)``: geometric mean and its interval, None where one run gives none.
 
     :param values: figures of repeated runs, above 0. :param starts: how many starts of the server they are from.
+    :param between: relative spread from start to start.
     """
     if len(values) < 2:
         return (values[0] if values else None), None, None
-    found = contrast([[math.log(value) for value in values]], [starts], (1.0,), BETWEEN, CONFIDENCE)
+    found = contrast([[math.log(value) for value in values]], [starts], (1.0,), between, CONFIDENCE)
     return tuple(1 + found[key] for key in ("effect", "low", "high"))
 
 
-def against(rows_of, base, metric):
+def against(rows_of, base, metric, between=BETWEEN):
     """Return ``{effect, low, high}`` of a variant's runs against the baseline's, as relative changes; None: too few."""
     sides = [[row for row in side if (row[metric] or 0) > 0] for side in (rows_of, base)]
     if min(map(len, sides)) < effects.FEWEST:
         return None
     logs = [[math.log(row[metric]) for row in side] for side in sides]
     starts = tuple(len({row["start"] for row in side}) for side in sides)
-    found = effects.independent(*logs, CONFIDENCE, BETWEEN, starts)
+    found = effects.independent(*logs, CONFIDENCE, between, starts)
     return {key: math.expm1(found[key]) for key in ("effect", "low", "high")}
 
 
-def _group(key, members, hosts, baseline):
+def _group(key, members, hosts, baseline, between):
     """Return the ranking, the distributions and the attribution of one group."""
     host, workload, fingerprint = key
     ranked_by = "decode_tok_s_p50" if members[0]["concurrency"] == 1 else "output_tok_s"
+    ranked_by = PREFILL if members[0]["kind"] == "prefill" else ranked_by
     by_variant = {}
     for row in members:
         by_variant.setdefault(row["variant"], []).append(row)
-    variants = [_variant(name, own) for name, own in by_variant.items()]
+    used = {name: undisturbed(own)[0] for name, own in by_variant.items()}
+    variants = [_variant(name, own, used[name], between) for name, own in by_variant.items()]
     variants.sort(key=lambda item: -(item["metrics"][ranked_by]["center"] or 0))
     for rank, item in enumerate(variants, 1):
         item["rank"] = rank
         item["against"] = None
         if item["variant"] != baseline and baseline in by_variant:
-            item["against"] = against(by_variant[item["variant"]], by_variant[baseline], ranked_by)
-    effect = attribute([row["whole"] for row in members], members[-1]["whole"], [ranked_by], BETWEEN, CONFIDENCE)
+            item["against"] = against(used[item["variant"]], used[baseline], ranked_by, between)
+    effect = attribute([row["whole"] for row in members], members[-1]["whole"], [ranked_by], between, CONFIDENCE)
     return {
         "host": host,
         "workload": workload,
@@ -228,12 +234,13 @@ def _group(key, members, hosts, baseline):
     }
 
 
-def _variant(name, own):
+def _variant(name, own, used, between):
+    """Return one line of a ranking; ``used`` are those of the runs whose figures count, as in decisions."""
     metrics = {}
     for metric, _unit, _more in SHOWN:
-        measured = [row for row in own if (row[metric] or 0) > 0]
+        measured = [row for row in used if (row[metric] or 0) > 0]
         values = [row[metric] for row in measured]
-        center, low, high = interval(values, len({row["start"] for row in measured}))
+        center, low, high = interval(values, len({row["start"] for row in measured}), between)
         metrics[metric] = {"center": center, "low": low, "high": high, "runs": len(values)}
     flags = {}
     for row in own:
@@ -242,6 +249,7 @@ def _variant(name, own):
     return {
         "variant": name,
         "runs": len(own),
+        "used": len(used),
         "releases": sorted({row["release"] for row in own if row["release"]}),
         "first": own[0]["time"],
         "last": own[-1]["time"],
@@ -276,11 +284,12 @@ def _distributions(by_variant, samples):
     return out
 
 
-def curves(runs):
+def curves(runs, spreads=None):
     """Return throughput against concurrency, where a variant was measured at two concurrencies or more.
 
     A list of ``{host, fingerprint, fingerprint_text, shape, variants: [{variant, points: [{concurrency, runs, center,
-    low, high}]}]}``. Levels of a sweep count as runs of their concurrency.
+    low, high}]}]}``. Levels of a sweep count as runs of their concurrency; ``shape`` is what else of the load is
+    shared.
     """
     found = {}
     for row in runs:
@@ -298,7 +307,8 @@ def curves(runs):
             {
                 "variant": name,
                 "points": [
-                    {"concurrency": load, "runs": len(pairs), **_span(pairs)} for load, pairs in sorted(points.items())
+                    {"concurrency": load, "runs": len(pairs), **_span(pairs, (spreads or {}).get(host, BETWEEN))}
+                    for load, pairs in sorted(points.items())
                 ],
             }
             for name, points in sorted(variants.items(), key=lambda item: str(item[0]))
@@ -312,73 +322,12 @@ def curves(runs):
     return out
 
 
-def _span(pairs):
+def _span(pairs, between):
     values, starts = zip(*pairs)
-    return dict(zip(("center", "low", "high"), interval(list(values), len(set(starts)))))
+    return dict(zip(("center", "low", "high"), interval(list(values), len(set(starts)), between)))
 
 
-def decisions(hosts):
-    """Return the time line, the oldest first."""
-    out = []
-    for host, past in hosts.items():
-        for event in past["events"]:
-            if event["event"] in DECISIVE:
-                out.append(
-                    {
-                        "time": str(event.get("time") or ""),
-                        "host": host,
-                        "event": event["event"],
-                        "variant": variant_of(event),
-                        "release": event.get("release"),
-                        "run": event.get("run"),
-                        "user": event.get("user"),
-                        "text": _told(event),
-                        "lines": event.get("lines") or [],
-                    }
-                )
-    return sorted(out, key=lambda item: item["time"])
-
-
-def _told(event):
-    """Return what an event of the time line says, in one line."""
-    if event["event"] == "decision":
-        against = event.get("against") or {}
-        text = f"{event.get('verdict')}: {event.get('outcome')}"
-        return text + (f", against {against.get('variant')}" if against else "") + f". {event.get('reason') or ''}"
-    if event["event"] == "rollback":
-        return f"from {event.get('previous') or 'nothing'}"
-    if event["event"] == "worker_died":
-        return ", ".join(f"{item.get('title')} (pid {item.get('pid')})" for item in event.get("dead") or [])
-    rung = f"by {event['rung']}: " if event.get("rung") else ""
-    return rung + " ".join(str(event.get("reason") or "").split())
-
-
-def trials(hosts):
-    """Return the probes, searches and canaries, the newest first, with everything that the event says."""
-    common = {"schema", "time", "run", "user", "controller", "event", "variant", "release", "verdict", "results"}
-    out = []
-    for host, past in hosts.items():
-        for event in past["events"]:
-            if event["event"] in TRIALS:
-                told = {
-                    key: value for key, value in event.items() if key not in common and value not in (None, [], {}, "")
-                }
-                out.append(
-                    {
-                        "time": str(event.get("time") or ""),
-                        "host": host,
-                        "event": event["event"],
-                        "variant": variant_of(event),
-                        "release": event.get("release"),
-                        "verdict": str(event.get("verdict") or event.get("outcome") or ""),
-                        "told": told,
-                        "results": event.get("results") or [],
-                    }
-                )
-    return sorted(out, key=lambda item: item["time"], reverse=True)
-
-
-def _host(name, past):
+def _host(name, past, between):
     current = past["releases"].get(past["current"] or "") or {}
     return {
         "name": name,
@@ -390,4 +339,5 @@ def _host(name, past):
         "runs": sum(event["event"] == "run" for event in past["events"]),
         "raw": past["raw"],
         "problems": past["problems"],
+        "start_spread": between,
     }

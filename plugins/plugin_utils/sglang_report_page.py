@@ -11,7 +11,7 @@ import pathlib
 
 import sglang_report_charts as charts
 from sglang_effect import FEWEST
-from sglang_report_data import BETWEEN, CONFIDENCE, METRICS, QUANTILES, SHOWN
+from sglang_report_data import BETWEEN, CONFIDENCE, METRICS, PREFILL, QUANTILES, SHOWN
 
 # What the page shows at most; report.json has everything.
 LIMITS = {
@@ -26,11 +26,6 @@ LIMITS = {
     "plan_runs": 2,
     "releases": 200,
 }
-INTERVALS = (
-    f"geometric means of runs and their intervals of {CONFIDENCE:.0%} by Student's t on logarithms, with a spread of "
-    f"{BETWEEN:.1%} from start to start, as decisions take it; one odd run of four or more is set aside. One run gives "
-    f"no interval, fewer than {FEWEST} runs a side no difference."
-)
 SECTIONS = (
     ("hosts", "Hosts"),
     ("ranking", "Variants"),
@@ -45,6 +40,7 @@ SECTIONS = (
 )
 # Every figure is the median of a run's requests but the total of output tokens.
 NAMES = {
+    PREFILL: "prefill tok/s",
     "decode_tok_s_p50": "decode tok/s",
     "output_tok_s": "output tok/s",
     "ttft_ms_p50": "TTFT ms",
@@ -81,8 +77,9 @@ def span(low, high, show=number):
 
 
 def _order(ranked_by):
-    """Return the shown metrics, the one that ranks first."""
-    return sorted((metric for metric, _unit, _more in SHOWN), key=lambda metric: metric != ranked_by)
+    """Return the shown metrics, the one that ranks first; the speed of the prefill only where it ranks."""
+    shown = [metric for metric, _unit, _more in SHOWN if metric != PREFILL or metric == ranked_by]
+    return sorted(shown, key=lambda metric: metric != ranked_by)
 
 
 def _ranked(item, ranked_by, baseline):
@@ -96,7 +93,8 @@ def _ranked(item, ranked_by, baseline):
     against += "" if change["low"] is None else f" ({span(change['low'], change['high'], percent)})"
     against = "reference" if item["variant"] == baseline else against
     flags = ", ".join(f"{name} ({count})" for name, count in sorted(item["flags"].items())) or "none"
-    return [item["rank"], item["variant"], figures[0], against, *figures[1:], item["runs"], flags]
+    runs = item["runs"] if item["used"] == item["runs"] else f"{item['used']} of {item['runs']}"
+    return [item["rank"], item["variant"], figures[0], against, *figures[1:], runs, flags]
 
 
 def _columns(ranked_by, baseline):
@@ -170,11 +168,6 @@ def _effects(questions):
     ]
 
 
-def _shape(text):
-    api, tokens_in, tokens_out = text.split(", ")
-    return f"{tokens_in} tokens in, {tokens_out} out, {api}"
-
-
 def facts(release):
     """Return what is compared of a release as ``{"<order> <name>": text}``; the fingerprint comes first."""
     fingerprint = release.get("fingerprint") or {}
@@ -217,6 +210,20 @@ def _choices(report):
     return keys, [first, second]
 
 
+def intervals(report):
+    """Return how the intervals came about, in words."""
+    hosts = {}
+    for host in report["hosts"]:
+        hosts.setdefault(f"{100 * host['start_spread']:g}%", []).append(host["name"])
+    told = [spread + (f" ({', '.join(names)})" if len(hosts) > 1 else "") for spread, names in hosts.items()]
+    return (
+        f"geometric means of runs and their intervals of {CONFIDENCE:.0%} by Student's t on logarithms, with a spread "
+        f"of {' and '.join(told) or f'{100 * BETWEEN:g}%'} from start to start, as decisions take it; one odd run of "
+        "four or more is set aside, as are runs whose client was the limit where enough others remain. One run gives "
+        f"no interval, fewer than {FEWEST} runs a side no difference."
+    )
+
+
 def notes(report):
     """Return what a reader must know about how the page came about, as texts."""
     raw = [host["raw"] for host in report["hosts"]]
@@ -224,7 +231,7 @@ def notes(report):
     unusable = sum(not row["usable"] for row in report["runs"])
     out = [
         "Figures are the medians and totals that each run recorded; docs/benchmark.md defines them. Intervals: "
-        + INTERVALS,
+        + intervals(report),
         f"{unusable} of {len(report['runs'])} runs are not usable (failed, or invalid) and are in no ranking.",
         f"TTFT and TPOT of single requests come from {read} of {named} raw results, the newest of each variant, "
         "at most 200 requests of each" + (f"; {missing} raw results no longer exist." if missing else "."),
@@ -283,7 +290,7 @@ def html(report, directory):
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters.update(
         num=number, moment=moment, ranked=_ranked, quantile=_quantile, points=_points, loads=_loads, newest=_newest,
-        trial=_trial, settings=_settings, effects=_effects, shape=_shape, first_part=lambda text: text.split(", ")[0],
+        trial=_trial, settings=_settings, effects=_effects, first_part=lambda text: text.split(", ")[0],
     )  # fmt: skip
     script = (directory / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -307,7 +314,7 @@ def html(report, directory):
         release_choices=keys,
         pair=pair,
         difference=difference(chosen[pair[0]], chosen[pair[1]]) if pair[1] else [],
-        interval_text=INTERVALS,
+        interval_text=intervals(report),
         notes=notes(report),
         releases_json=Markup(data),
         script=Markup(script),

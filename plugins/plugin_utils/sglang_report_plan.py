@@ -64,9 +64,10 @@ def parse(text, name):
             continue
         label = f"intervention {number} ({item.get('id', 'no id')})"
         wrong += [f"{label}: {problem}" for problem in _mistakes(item)]
-        if item.get("id") in known:
-            wrong.append(f"{label}: its id is that of intervention {known[item['id']]}; ids are unique")
-        known.setdefault(str(item.get("id")), number)
+        if isinstance(item.get("id"), str):
+            if item["id"] in known:
+                wrong.append(f"{label}: its id is that of intervention {known[item['id']]}; ids are unique")
+            known.setdefault(item["id"], number)
     if wrong:
         raise PlanError(f"{name} cannot be used:\n" + "\n".join(wrong))
     return plan["interventions"]

@@ -25,11 +25,13 @@ def test_report_of_a_host(tmp_path):
     variables = extra(sglang_root=str(root), sglang_report_dir=str(target), sglang_report_plan=str(plan))
     dry = play("report.yml", "--check", *variables).succeeded()
     assert "would write" in dry.said and not target.exists()
+    variables += extra(sglang_decision_start_spread="0.2")
     first = play("report.yml", *variables).succeeded()
     assert first.recap["changed"] == 1 and "32 runs, 8 variants" in first.said
     assert sorted(item.name for item in target.iterdir()) == FILES
     report = json.loads((target / "report.json").read_text())
     assert [item["state"] for item in report["plan"]] == ["done"] and report["hosts"][0]["runs"] == 32
+    assert report["hosts"][0]["start_spread"] == 0.2
     kept = tree(target)
     again = play("report.yml", *variables).succeeded()
     assert again.recap["changed"] == 0 and "nothing new in" in again.said

@@ -8,6 +8,7 @@ import socket
 import time
 
 import pytest
+import sglang_bench
 from ansible.module_utils import sglang_bench_client
 from ansible.module_utils.sglang_bench_record import read_records
 from ansible.module_utils.sglang_bench_stats import COUNTS, METRICS
@@ -206,6 +207,31 @@ def test_history_for_the_decision_has_this_run(serve, bench):
     assert set(found) == {"runs", "scores", "looks", "spent", "problems"}
 
 
+@pytest.mark.parametrize("key", ["sglang", "baseline", "32"])
+def test_history_that_ansible_would_mask_is_left_to_the_decision(serve, bench, tmp_path, key):
+    """A masked release id names no run, and a masked number is a text."""
+    run, release = {"id": "r1"}, tmp_path / "sglang" / "releases" / "20260101T000000Z-baseline-00"
+    release.mkdir(parents=True)
+    (release / "launch.json").write_text("{}")
+    where = {"root": None, "results_dir": None, "release": str(release), "output_tokens": 32}
+    where["history"] = {"releases": [release.name]}
+    assert bench(serve(), run=run, api_key=key, **where)["history"] is None
+    found = bench(serve(), run=run, api_key="sk-very-secret", **where)["history"]
+    assert [item["release"] for item in found["runs"]] == [release.name] * 2
+
+
+@pytest.mark.parametrize("error", [PermissionError("no"), ValueError("no")])
+def test_a_ledger_that_cannot_be_read_does_not_fail_a_run_that_was_recorded(serve, bench, tmp_path, monkeypatch, error):
+    def unreadable(*_args, **_more):
+        raise error
+
+    monkeypatch.setattr(sglang_bench, "history", unreadable)
+    result = bench(serve(), run={"id": "r1"}, history={"releases": []})
+    assert not result.get("failed") and result["history"] is None
+    assert result["counts"]["completed"] == 8
+    assert len(lines(tmp_path / "ledger.jsonl")) == 1
+
+
 @pytest.mark.parametrize("named", ["root", "release"])
 def test_a_long_run_keeps_the_deploy_lock_fresh(serve, bench, tmp_path, named):
     lock, server = tmp_path / "lock", serve()
@@ -256,6 +282,7 @@ def test_a_missed_limit_fails_after_the_record_was_kept(serve, bench, tmp_path):
     [
         ({"requests": -1}, "requests must be at least 1"),
         ({"max_failed": 10}, "max_failed is a share"),
+        ({"run": {"user": "ops"}, "history": {"releases": []}}, "run must have an id"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"warmup": -1}, "warmup must be 0 or more"),
         ({"limits": {"min_output_toks": 1}}, "did you mean min_output_tok_s"),

@@ -75,6 +75,29 @@ def test_an_event_that_is_no_object_is_an_error(payload):
     assert stream.fold("chat", [1.0], [b"data: " + payload + b"\n\n"])["error"].startswith("an event is ")
 
 
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize(
+    ("closed", "kind"), [("timed_out", "timed_out"), ("broken", "truncated"), ("end", "truncated")]
+)
+def test_an_answer_that_ends_inside_an_event_is_no_error_of_the_server(framed, closed, kind):
+    whole, cut = chat(content="a"), chat(content="b")[:-9]
+    blocks = [b"%x\r\n%s\r\n" % (len(whole), whole), b"%x\r\n%s" % (len(cut) + 9, cut)] if framed else [whole, cut]
+    kept = {"index": 0, "kind": None, "detail": "why", "status": 200, "sent": 0.0, "end": 5.0, "closed": closed}
+    record = stream.record({**kept, "times": [1.0, 2.0], "blocks": blocks, "framed": framed}, "chat", 2, True)
+    assert record["kind"] == kind and "JSON" not in record["detail"]
+    assert record["arrivals"] == [1.0]
+
+
+def test_what_follows_the_last_whole_event_is_seen_where_the_answer_seems_finished():
+    last = b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\n'
+    kept = {"index": 0, "kind": None, "detail": "", "status": 200, "sent": 0.0, "end": 5.0, "closed": "end"}
+    kept.update(times=[1.0, 2.0])
+    cut = stream.record({**kept, "blocks": [chat(content="a") + last, b'data: {"usa']}, "chat", 1, True)
+    assert (cut["kind"], cut["detail"]) == ("truncated", "the stream ended inside an event")
+    done = stream.record({**kept, "blocks": [chat(content="a") + last, b"data: [DONE]"]}, "chat", 1, True)
+    assert done["kind"] == "ok"
+
+
 def test_the_word_error_in_an_answer_is_none():
     folded = stream.fold("chat", [1.0], [chat(content='{"error": "x"}')])
     assert folded["error"] is None
@@ -114,6 +137,18 @@ def test_single_token_answers_have_no_rate_between_tokens():
     assert numbers["output_tok_s"] == 2.0
 
 
+def test_answers_too_short_to_repeat_themselves_hide_no_others():
+    item = {"kind": "ok", "sent": 0.0, "end": 1.0, "arrivals": [0.5], "shares": [1], "tokens": 1}
+    item.update(input_tokens=1, cached_tokens=None)
+    answers = ["same words " * 20] + [" ".join(f"word{n}" for n in range(20))] + ["short"] * 18
+
+    def share(texts):
+        return stats.metrics([{**item, "text": text} for text in texts])["degenerate_share"]
+
+    assert share(answers) == 0.5
+    assert share(["short"]) == 0.0
+
+
 def test_a_busy_client_says_so():
     assert stats.client({"cpu_s": 0.95, "wall_s": 1.0, "lags": [0.0]})["bottleneck"]
     assert stats.client({"cpu_s": 0.1, "wall_s": 1.0, "lags": [0.02] * 10})["bottleneck"]
@@ -137,3 +172,12 @@ def test_without_counts_a_word_is_a_token():
 def test_metrics_text_is_summed_over_labels():
     text = '# TYPE x gauge\nsglang:gen_throughput{tp_rank="0"} 2.5\nsglang:gen_throughput{tp_rank="1"} 1e1\nother 3\n'
     assert server.parse_metrics(text) == {"gen_throughput": 12.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("token_usage", 0.75), ("cache_hit_rate", 0.75), ("spec_accept_length", 0.75), ("num_queue_reqs", 1.5)],
+)
+def test_shares_and_lengths_of_several_ranks_have_a_mean(name, told):
+    text = f'sglang:{name}{{dp_rank="0"}} 0.5\nsglang:{name}{{dp_rank="1"}} 1.0\n'
+    assert server.parse_metrics(text) == {name: told}

@@ -102,6 +102,16 @@ def test_long_context_fills_what_the_server_says_it_holds(serve, bench):
     assert result["workload"]["input_tokens"] == 1000 - 20 - workload.SPARE
 
 
+def test_a_length_that_the_context_gives_is_part_of_the_load(serve, bench):
+    """A longer prompt has another TTFT; who compares servers of different room says how long it shall be."""
+    common = {"workload": "long_context", "requests": 1, "output_tokens": 20}
+    one, other = (bench(serve(context=room), input_tokens=0, **common) for room in (1000, 1200))
+    assert one["workload"]["input_tokens"] < other["workload"]["input_tokens"]
+    assert one["workload_digest"] != other["workload_digest"]
+    one, other = (bench(serve(context=room), input_tokens=900, **common) for room in (1000, 1200))
+    assert one["workload_digest"] == other["workload_digest"]
+
+
 def test_the_context_is_the_least_of_what_is_told():
     models, info = {"data": [{"max_model_len": 262144}]}, {"max_total_num_tokens": 9000}
     assert workload.context(models, info, 100) == 9000 - 100 - workload.SPARE

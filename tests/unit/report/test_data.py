@@ -75,6 +75,93 @@ def test_levels_of_a_sweep_are_points(history):
     assert points == [(2, 100.0, None), (8, 300.0, None)]
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            {"prompts": {"source": "sharegpt", "sha256": "ab" * 32, "unique": True}},
+            "sharegpt prompts abababababab, 256 out",
+        ),
+        ({"prompts": {"source": "file", "sha256": "ab" * 32, "unique": False}}, "abababababab, in the cache"),
+        ({"ignore_eos": False}, "ended by the model"),
+        ({"temperature": 0.7}, "temperature 0.7"),
+        ({"flush_cache": True}, "cache flushed"),
+    ],
+)
+def test_another_load_is_another_curve(history, other, words):
+    runs = [item for item in history["events"] if item["event"] == "run" and item["variant"] == "baseline"]
+    changed = copy.deepcopy(runs)
+    for item in changed:
+        item["workload"].update(other)
+    curves = data.curves(data.rows("h", {"events": runs + changed}))
+    assert [[point["runs"] for point in curve["variants"][0]["points"]] for curve in curves] == [[3] * 4] * 2
+    (shape,) = {curve["shape"] for curve in curves} - {"512 tokens in, 256 out, chat"}
+    assert words in shape
+
+
+def test_a_restart_is_a_start(history):
+    """Runs before and after it do not share the luck of one start."""
+    run = next(item for item in history["events"] if item["event"] == "run")
+    events = [{**run, "event": name} for name in ("start", "run", "restart", "run", "stop", "run")]
+    rows = data.rows("h", {"events": events})
+    assert [row["start"] for row in rows] == [row["whole"]["start"] for row in rows] == [1, 2, 2]
+
+
+def test_spread_is_that_by_which_the_host_decides(history):
+    narrow, wide = (
+        group_of(data.build({"gpu01": history, "gpu02": history}, spreads={"gpu02": spread}), 1)
+        for spread in (0.0, 0.2)
+    )
+    assert narrow["host"] == wide["host"] == "gpu01" and narrow == wide
+    report = data.build({"gpu01": history, "gpu02": history}, spreads={"gpu02": 0.2})
+    one, two = (
+        next(
+            group for group in report["groups"] if group["host"] == host and group["asked"].startswith("concurrency 1,")
+        )
+        for host in ("gpu01", "gpu02")
+    )
+    figures = [
+        [group["variants"][0]["metrics"]["decode_tok_s_p50"], group["variants"][-1]["against"],
+         group["attribution"]["fusion alone"]]
+        for group in (one, two)
+    ]  # fmt: skip
+    assert all(after["high"] - after["low"] > 0.2 + before["high"] - before["low"] for before, after in zip(*figures))
+    curves = [curve["variants"][0]["points"][0] for curve in report["curves"]]
+    assert curves[1]["high"] - curves[1]["low"] > 10 + curves[0]["high"] - curves[0]["low"]
+    assert {host["name"]: host["start_spread"] for host in report["hosts"]} == {"gpu01": data.BETWEEN, "gpu02": 0.2}
+
+
+def test_runs_whose_client_was_the_limit_are_left_out_as_in_decisions(history):
+    """All count where too few others remain."""
+    more = copy.deepcopy(history)
+    runs = [item for item in more["events"] if item["event"] == "run" and item["workload"]["concurrency"] == 1]
+    for item in [run for run in runs if run["variant"] in ("baseline", "ngram")]:
+        slow = copy.deepcopy(item)
+        slow["metrics"]["decode_tok_s_p50"] /= 2
+        slow["flags"] = ["client_bottleneck"]
+        more["events"].append(slow)
+    for item in [run for run in runs if run["variant"] == "eagle3"][:1]:
+        item["flags"] = ["client_bottleneck"]
+    before, after = (group_of(data.build({"gpu01": past}), 1) for past in (history, more))
+    old, new = ({item["variant"]: item for item in group["variants"]} for group in (before, after))
+    for name in ("baseline", "ngram"):
+        assert new[name]["metrics"]["decode_tok_s_p50"] == old[name]["metrics"]["decode_tok_s_p50"]
+        assert (new[name]["used"], new[name]["runs"], new[name]["flags"]) == (3, 6, {"client_bottleneck": 3})
+    assert new["ngram"]["against"] == old["ngram"]["against"]
+    assert new["eagle3"]["used"] == new["eagle3"]["runs"] == 3
+
+
+def test_prefill_is_ranked_by_its_own_speed(history):
+    runs = [copy.deepcopy(item) for item in history["events"] if item["event"] == "run"]
+    runs = [item for item in runs if item["workload"]["concurrency"] == 1]
+    for item in runs:
+        item["workload"].update(kind="prefill", output_tokens=1)
+        item["metrics"].update(prefill_tok_s_p50=5000 if item["variant"] == "ngram" else 4000, decode_tok_s_p50=None)
+    (group,) = data.build({"gpu01": {**history, "events": runs}})["groups"]
+    assert group["ranked_by"] == "prefill_tok_s_p50" and group["variants"][0]["variant"] == "ngram"
+    assert group["variants"][0]["against"]["effect"] == pytest.approx(0.25)
+
+
 def test_different_fingerprints_and_unusable_runs_do_not_mix(history):
     changed = copy.deepcopy(history)
     runs = [item for item in changed["events"] if item["event"] == "run"]

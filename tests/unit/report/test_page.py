@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import html.parser
+import importlib.util
 import io
 import json
 import re
@@ -94,6 +95,41 @@ def test_json_and_csv_hold_everything(files):
     assert len(report["runs"]) == 96 and len(report["decisions"]) == 72 and report["schema"] == 1
     rows = list(csv.DictReader(io.StringIO(files["runs.csv"])))
     assert len(rows) == 96 and float(rows[0]["decode_tok_s_p50"]) > 70 and rows[0]["host"] == "gpu01"
+
+
+def test_prefill_has_its_column_where_it_ranks(history, repository, files):
+    more = copy.deepcopy(history)
+    for event in more["events"]:
+        if event["event"] == "run" and event["workload"]["concurrency"] == 1:
+            event["workload"].update(kind="prefill", output_tokens=1)
+            event["metrics"].update(prefill_tok_s_p50=4321.0, decode_tok_s_p50=None)
+    made = page.files(data.build({"gpu01": more}), repository / "plugins/data")
+    assert made["report.html"].count(">prefill tok/s</th>") == 1 and "4,321" in made["report.html"]
+    assert ">prefill tok/s</th>" not in files["report.html"]
+    rows = list(csv.DictReader(io.StringIO(made["runs.csv"])))
+    assert {row["prefill_tok_s_p50"] for row in rows} == {"4321.0", ""}
+
+
+def test_page_says_by_which_spread_and_how_many_runs(history, repository):
+    more = copy.deepcopy(history)
+    for event in [item for item in history["events"] if item["event"] == "run" and item["variant"] == "fusion"]:
+        more["events"].append({**event, "flags": ["client_bottleneck"]})
+    both = {"gpu01": more, "gpu02": history}
+    text = page.files(data.build(both, spreads={"gpu02": 0.2}), repository / "plugins/data")["report.html"]
+    assert text.count("a spread of 0.3% (gpu01) and 20% (gpu02) from start to start") == 2
+    assert ">3 of 6</td>" in text and "client_bottleneck (3)" in text
+    assert "a spread of 20% from" in page.intervals(data.build({"gpu02": history}, spreads={"gpu02": 0.2}))
+
+
+@pytest.mark.parametrize("value", ["wide", None, -0.1, "nan", "inf"])
+def test_a_spread_that_is_no_share_is_named(repository, value):
+    path = repository / "plugins" / "action" / "sglang_report.py"
+    spec = importlib.util.spec_from_file_location("sglang_report_action", path)
+    action = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(action)
+    assert action.spreads_of({"gpu01": "0.2", "gpu02": 0}) == {"gpu01": 0.2, "gpu02": 0.0}
+    with pytest.raises(ValueError, match="of gpu01 is no share of 0 or more; set sglang_decision_start_spread"):
+        action.spreads_of({"gpu01": value})
 
 
 def test_hostile_text_stays_text(history, repository):

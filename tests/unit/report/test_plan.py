@@ -29,6 +29,7 @@ def test_the_example_is_a_plan(repository):
         ([{**ITEM, "varient": "x"}], ["unknown key 'varient'", "did you mean variant"]),
         ([ITEM, ITEM], ["intervention 2 (a)", "that of intervention 1"]),
         ([{"id": "a"}], ["title is missing"]),
+        ([{"id": ["x"], "title": "X"}], ["intervention 1 (['x'])", "id must be text"]),
         ([{**ITEM, "runs": "r1"}], ["runs must be a list of run ids", "'r1'"]),
         ([{**ITEM, "runs": [1]}], ["runs must be a list of run ids as text"]),
         ([{**ITEM, "title": 82}], ["title must be text, not 82"]),

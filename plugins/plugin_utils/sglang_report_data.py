@@ -182,7 +182,7 @@ def grouped(runs):
 def interval(values, starts, between=BETWEEN):
     """Return ``(center, low, high)``: geometric mean and its interval, None where one run gives none.
 
-    :param values: figures of repeated runs, above 0. :param starts: how many starts of the server they are from.
+    :param values: figures of repeated runs, above 0. :param starts: the start of the server that each is from.
     :param between: relative spread from start to start.
     """
     if len(values) < 2:
@@ -197,7 +197,7 @@ def against(rows_of, base, metric, between=BETWEEN):
     if min(map(len, sides)) < effects.FEWEST:
         return None
     logs = [[math.log(row[metric]) for row in side] for side in sides]
-    starts = tuple(len({row["start"] for row in side}) for side in sides)
+    starts = [[row["start"] for row in side] for side in sides]
     found = effects.independent(*logs, CONFIDENCE, between, starts)
     return {key: math.expm1(found[key]) for key in ("effect", "low", "high")}
 
@@ -240,7 +240,7 @@ def _variant(name, own, used, between):
     for metric, _unit, _more in SHOWN:
         measured = [row for row in used if (row[metric] or 0) > 0]
         values = [row[metric] for row in measured]
-        center, low, high = interval(values, len({row["start"] for row in measured}), between)
+        center, low, high = interval(values, [row["start"] for row in measured], between)
         metrics[metric] = {"center": center, "low": low, "high": high, "runs": len(values)}
     flags = {}
     for row in own:
@@ -324,7 +324,7 @@ def curves(runs, spreads=None):
 
 def _span(pairs, between):
     values, starts = zip(*pairs)
-    return dict(zip(("center", "low", "high"), interval(list(values), len(set(starts)), between)))
+    return dict(zip(("center", "low", "high"), interval(list(values), list(starts), between)))
 
 
 def _host(name, past, between):

@@ -197,11 +197,15 @@ def test_the_run_is_recorded(serve, bench, tmp_path):
     assert key not in written
 
 
-def test_history_for_the_decision_has_this_run(serve, bench):
-    run = {"id": "r1", "user": "ops", "controller": "c"}
-    wanted = {"releases": ["", "other"], "metrics": ["itl_ms_p99"]}
-    assert bench(serve(), run=run, variant="fewchan")["history"] is None
-    found = bench(serve(), run=run, variant="fewchan", history=wanted)["history"]
+def test_history_for_the_decision_has_this_run(serve, bench, tmp_path):
+    server, run = serve(), {"id": "r1", "user": "ops", "controller": "c"}
+    release = tmp_path / "releases" / "20260101T000000Z-fewchan-00"
+    release.mkdir(parents=True)
+    (release / "launch.json").write_text(json.dumps({"endpoint": server.url, "served_model_name": "scripted"}))
+    common = {"url": None, "release": str(release), "run": run, "variant": "fewchan"}
+    assert bench(server, **common)["history"] is None
+    wanted = {"releases": [release.name, ""], "metrics": ["itl_ms_p99"]}
+    found = bench(server, **common, history=wanted)["history"]
     assert [item["variant"] for item in found["runs"]] == ["fewchan"] * 2
     assert found["runs"][1]["metrics"]["itl_ms_p99"] > 0
     assert set(found) == {"runs", "scores", "looks", "spent", "problems"}

@@ -35,11 +35,13 @@ def test_variants_are_ranked_within_their_group(report):
 
 def test_interval_is_that_of_decisions():
     values = [80.0, 82.0, 81.0, 83.0]
-    center, low, high = data.interval(values, 2)
-    found = sglang_attribution.contrast([[data.math.log(value) for value in values]], [2], (1.0,), data.BETWEEN, 0.95)
+    center, low, high = data.interval(values, [1, 1, 1, 2])
+    found = sglang_attribution.contrast(
+        [[data.math.log(value) for value in values]], [[1, 1, 1, 2]], (1.0,), data.BETWEEN, 0.95
+    )
     assert (center - 1, low - 1, high - 1) == pytest.approx(tuple(found[key] for key in ("effect", "low", "high")))
     assert 79 < low < 80 < center < 83 < high < 84
-    assert data.interval([80.0], 1) == (80.0, None, None) and data.interval([], 0) == (None, None, None)
+    assert data.interval([80.0], [1]) == (80.0, None, None) and data.interval([], []) == (None, None, None)
 
 
 def test_attribution_of_fewchan_and_fusion(report):

@@ -116,7 +116,7 @@ def test_the_run_names_the_playbooks_own_process(outcome):
     assert {"run" in result for result in outcome.values() if result["failed"]} == {False}
     runs = [result["run"] for result in outcome.values() if not result["failed"]]
     assert len(runs) >= 2
-    keys = {"id", "time", "controller", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
+    keys = {"id", "time", "controller", "machine_id", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
     assert all(set(run) == keys for run in runs)
     assert all(run["pid_ns"] and [run["pid"], run["pid_start"]] in run["alive"] for run in runs)
     assert len({run["id"] for run in runs}) == len(runs)

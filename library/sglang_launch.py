@@ -124,7 +124,9 @@ options:
     type: int
     default: 30
   api_key:
-    description: API key that clients must send; kept in C(<root>/secrets/api_key), readable by O(user) alone.
+    description:
+      - API key that clients must send; kept in C(<root>/secrets/api_key-<12 hex digits of its SHA-256>), readable by
+        O(user) alone. Each release names the file of its own key.
     type: str
     default: ""
   api_key_file:
@@ -210,7 +212,7 @@ import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_api_key import hide_secrets
+from ansible.module_utils.sglang_api_key import hide_secrets, key_path
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
 from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
@@ -350,7 +352,7 @@ def main():
             module.fail_json(msg="sglang_server_api_key and sglang_server_api_key_file exclude each other: give one.")
         if not re.match(r"^[!-~]{16,}$", params["api_key"]):
             module.fail_json(msg="sglang_server_api_key needs 16 or more printable characters without spaces.")
-        key_file = params["api_key_file"] = os.path.join(params["root"], "secrets", "api_key")
+        key_file = params["api_key_file"] = key_path(params["root"], params["api_key"])
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]
     try:

@@ -239,7 +239,8 @@ release:
       description: Interpreter of its engine, or null where the manifest does not say.
       type: str
 removed:
-  description: Names of directories below releases that C(created) or C(pruned) deleted.
+  description: >-
+    Names of directories below releases that C(created) or C(pruned) deleted, and of key files, C(secrets/api_key-...).
   returned: always
   type: list
   elements: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import re
 import stat
 
@@ -276,6 +277,25 @@ def test_prune_keeps_what_serves_and_what_a_rollback_needs(host, monkeypatch):
     left = set(os.listdir(os.path.join(host.root, "releases")))
     assert left == {built[0], built[1], built[4]}
     assert host.ok("pruned", keep=1)["changed"] is False
+
+
+def test_prune_deletes_the_keys_that_no_release_names(host):
+    built = [host.build(name) for name in ("a", "b", "c")]
+    secrets = pathlib.Path(host.root) / "secrets"
+    secrets.mkdir()
+    for release, name in zip(built, ("api_key-a", "api_key-b", "api_key")):
+        (secrets / name).write_text("correct-horse-battery\n")
+        text = json.dumps({"schema": 1, "env": {"SGLANG_DEPLOY_API_KEY_FILE": str(secrets / name)}})
+        (host.path(release) / "launch.json").write_text(text)
+    (secrets / "api_key-stale").write_text("battery-horse-correct\n")
+    (secrets / "tls.pem").write_text("of the operator\n")
+    gone = [built[0], "secrets/api_key-a", "secrets/api_key-stale"]
+    assert host.ok("pruned", keep=2, check=True)["removed"] == gone
+    assert len(list(secrets.iterdir())) == 5
+    assert host.ok("pruned", keep=2)["removed"] == gone
+    assert sorted(path.name for path in secrets.iterdir()) == ["api_key", "api_key-b", "tls.pem"]
+    (host.path(built[1]) / "launch.json").write_text("{torn")
+    assert host.ok("pruned", keep=2)["changed"] is False
 
 
 def test_prune_moves_what_the_ledger_names_to_the_archive(host):

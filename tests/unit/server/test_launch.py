@@ -159,8 +159,36 @@ def test_an_unknown_account_is_refused(launch):
 def test_tokens_of_the_environment_are_not_shown(launch):
     result = launch(diff=True, env={"HF_TOKEN": "hf_abcdefgh"})
     assert "hf_abcdefgh" not in json.dumps(result)
+    launch(env={"HF_TOKEN": "hf_of_yesterday"})
+    assert "hf_of_yesterday" not in json.dumps(launch(diff=True, env={"HF_TOKEN": "hf_abcdefgh"}))
     assert content(launch)["env"]["HF_TOKEN"] == "hf_abcdefgh"
     assert stat.S_IMODE(os.stat(launch.release / "launch.json").st_mode) == 0o640
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "abcdefgh/ijklmnop",
+    "DB_PASSWD": "hunter2",
+    "SSH_PRIVATE_KEY": 'line 1\nof "quotes" and \\backslashes',
+    "PIN_TOKEN": 7,
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_secret_is_in_the_diff_whatever_its_form(launch, name):
+    value = str(SECRETS[name])
+    result = launch(check=True, diff=True, env={name: SECRETS[name], "OMP_NUM_THREADS": 1})
+    (text,) = [item["after"] for item in result["diff"] if item["after_header"].endswith("launch.json")]
+    shown = json.loads(text)["env"]
+    assert shown["OMP_NUM_THREADS"] == "1" and shown[name] == "(not shown)"
+    if len(value) > 1:
+        assert value not in json.dumps(result) and json.dumps(value)[1:-1] not in text
+
+
+def test_a_message_holds_no_secret_in_either_form(launch):
+    value = SECRETS["SSH_PRIVATE_KEY"]
+    for form in (value, json.dumps(value)[1:-1]):
+        result = launch(env={"SSH_PRIVATE_KEY": value}, args={form: True})
+        assert result["failed"] and "quotes" not in result["msg"]
 
 
 def test_api_key_is_in_its_file_alone(launch):

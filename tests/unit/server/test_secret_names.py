@@ -15,7 +15,8 @@ DATA = ROOT / "plugins" / "data"
 @pytest.mark.parametrize(
     "name",
     "HF_TOKEN HUGGING_FACE_HUB_TOKEN GITHUB_TOKEN MYTOKEN TOKEN token hf-token access_token AWS_SESSION_TOKEN "
-    "AWS_SECRET_ACCESS_KEY DB_PASSWD DB_PASSWORD DB_PASS DB_PWD proxy_password KEY_PASSPHRASE SSH_PRIVATE_KEY STORAGE_ACCOUNT_KEY "
+    "AWS_SECRET_ACCESS_KEY DB_PASSWD DB_PASSWORD DB_PASS DB_PWD proxy_password KEY_PASSPHRASE SSH_PRIVATE_KEY "
+    "STORAGE_ACCOUNT_KEY "
     "OPENAI_API_KEY OPENAI_APIKEY API_KEYS OPENAI_API_KEY_2 apiKey api-key api_key admin-api-key ssl-keyfile-password "
     "CLIENT_SECRET client_secret_2 Authorization NCCL_NET_SECRET".split(),
 )
@@ -26,7 +27,8 @@ def test_a_secret(name):
 @pytest.mark.parametrize(
     "name",
     "input_tokens output_tokens output_tok_s tokens_per_second cpu_us_per_token time_to_first_token pad_token "
-    "eos_token eos_token_id tokenizer tokenizer-path skip-tokenizer-init max-total-tokens TOKENIZERS_PARALLELISM hf_tokenizer "
+    "eos_token eos_token_id tokenizer tokenizer-path skip-tokenizer-init max-total-tokens TOKENIZERS_PARALLELISM "
+    "hf_tokenizer "
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION key keys sort_key CACHE_KEY PUBLIC_KEY PWD OLDPWD PATH passed bypass "
     "SGLANG_DEPLOY_API_KEY_FILE HF_TOKEN_PATH ssl-keyfile author monkey".split(),
 )

@@ -12,6 +12,8 @@ import pytest
 from ansible.module_utils import sglang_ledger, sglang_release_compare, sglang_watch_progress
 from ansible.module_utils.sglang_release_archive import result_path
 
+from .conftest import ENGINE
+
 
 def events(host):
     return [item["event"] for item in sglang_ledger.read(host.root)[0]]
@@ -116,6 +118,26 @@ def test_switch_and_back(host):
     assert states == {first: "promoted", second: "retired"}
     refused = host.call("target")
     assert refused["failed"] and second in refused["msg"] and "nothing to roll back to" in refused["msg"]
+
+
+@pytest.mark.parametrize(("mode", "warns"), [("adopt", True), ("build", False)])
+def test_a_target_on_an_adopted_engine_that_changed_is_taken_with_a_warning(host, monkeypatch, mode, warns):
+    now = dict(ENGINE, mode=mode)
+    monkeypatch.setattr(sglang_release_compare, "describe_engine", lambda declared: dict(now))
+    first = host.compare(mode)["release"]["id"]
+    host.ok("created", release=first, record={"engine": dict(now)})
+    host.fill(first)
+    for state in ("built", "active", "promoted"):
+        host.ok(state, release=first)
+    host.deploy("b")
+    text = f"changed since {first} was built"
+    assert text not in str(host.ok("target", check=True)["warnings"])
+    now["fingerprint"] = "e2"
+    found = host.ok("target", check=True)
+    assert found["release"]["id"] == first
+    assert (f"{text}: a package" in str(found["warnings"])) is warns
+    now.update(fingerprint=None, problem="the interpreter is gone")
+    assert (f"{text}: the interpreter is gone" in str(host.ok("target", check=True)["warnings"])) is warns
 
 
 def test_release_in_judgement_after_a_rollback_stays_a_target(host):

@@ -251,9 +251,12 @@ def check_given(where, given):
     return check_options(where, given, VALUES) + check_values(where, given)
 
 
-def check_launch(launch):
+def check_launch(launch, tp_size):
     """Return every finding for what is declared about the launch, beyond its types."""
     found = []
+    if tp_size < 1:
+        advice = "give the number of GPUs that the model is spread over"
+        found.append(refuse("tp-size", "sglang_server_tp_size is less than 1", str(tp_size), advice))
     if any(not NAME.match(name) for name in launch.get("server_env") or []):
         found.append(
             refuse(

@@ -184,6 +184,10 @@ def target(params, check):
                 "variant again, which builds it afresh."
             )
         plan = _plain_plan(root, manifests, problems, current, found["id"])
+        serving = choose.find(manifests, current)
+        # What served when the operator asked comes back where the target fails, promoted or not.
+        if serving and store.complete(serving) and serving["state"] != "rejected":
+            plan["previous"] = brief_of(root, serving)
         plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}"]
         if not check:
             record_event(params, "rollback", found["id"], found["variant"], previous=current)

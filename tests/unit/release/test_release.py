@@ -150,6 +150,17 @@ def test_release_in_judgement_after_a_rollback_stays_a_target(host):
     assert host.compare("fusion")["previous"]["id"] == first
 
 
+def test_a_rollback_that_fails_brings_back_what_served_promoted_or_not(host):
+    first = host.deploy("baseline")
+    experiment = host.build("fewchan")
+    host.ok("active", release=experiment)
+    previous = host.ok("target", release=first)["plan"]["previous"]
+    assert previous["id"] == experiment and previous["promoted"] is None
+    assert host.compare("baseline")["previous"] is None, "a deploy goes by what is promoted"
+    host.ok("rejected", release=experiment, reason="wrong answers")
+    assert host.ok("target", release=first)["plan"]["previous"] is None
+
+
 def test_failed_release_is_never_the_one_to_restore(host):
     release = host.deploy()
     assert host.compare()["previous"] is None

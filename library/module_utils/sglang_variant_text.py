@@ -82,9 +82,8 @@ def explain(name, resolved, engine, difference=None):
     lines += table(sorted(rows)) or ["  none"]
     lines += ["", "Launch flags:", "  " + (shlex.join(arguments(variant["args"])) or "none")]
     lines += ["", "Patches:"]
-    lines += table([(item["name"], f"edition {item['edition']}", item["summary"]) for item in resolved["patches"]]) or [
-        "  none"
-    ]
+    rows = [(item["name"], f"edition {item['edition']}", item["summary"]) for item in resolved["patches"]]
+    lines += table([(*row, variant["origins"].get(f"patches.{row[0]}", "unknown")) for row in rows]) or ["  none"]
     lines += ["", "Findings:"]
     lines += [
         f"  {item['level']}: {line}" for item in resolved["findings"] for line in summary([item]).splitlines()

@@ -134,7 +134,7 @@ bench-report: testenv ## time the report of 10,000 runs
 ## --- the tools
 
 .PHONY: controller testenv lock
-controller:
+controller: ## set up .venv, which is all that a controller of real GPUs needs
 	@tools/bootstrap controller
 
 testenv: controller

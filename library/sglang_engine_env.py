@@ -134,7 +134,9 @@ engine:
       type: str
       sample: 0.5.9
     fingerprint:
-      description: Changes exactly when the installed software does.
+      description: >-
+        Changes exactly when the installed software does, which is its declaration for a built engine, and versions,
+        places and the files of SGLang and FlashInfer for an adopted one.
       type: str
       sample: 9f86d081884c7d65
     packages:

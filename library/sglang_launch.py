@@ -124,7 +124,9 @@ options:
     type: int
     default: 30
   api_key:
-    description: API key that clients must send; kept in C(<root>/secrets/api_key), readable by O(user) alone.
+    description:
+      - API key that clients must send; kept in C(<root>/secrets/api_key-<12 hex digits of its SHA-256>), readable by
+        O(user) alone. Each release names the file of its own key.
     type: str
     default: ""
   api_key_file:
@@ -204,13 +206,14 @@ written:
   sample: [launch.json]
 """
 
+import json
 import os
 import pwd
 import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_api_key import hide_secrets
+from ansible.module_utils.sglang_api_key import hide_secrets, key_path, masked
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
 from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
@@ -261,6 +264,16 @@ def verify_unit(module, name, text, temporary):
         module.fail_json(msg=f"systemd refuses the unit {name}: {(err or out).strip()}")
 
 
+def shown(text):
+    """Return the text of a launch.json, which may be none, without the values of the environment that are secrets."""
+    try:
+        launch = json.loads(text)
+        launch["env"] = masked(launch["env"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "(unreadable)\n" if text else ""
+    return json.dumps(launch, indent=2, ensure_ascii=False) + "\n"
+
+
 def write(module, path, text, mode, uid, gid, secret=False):
     """Write a file when content, mode or owner differ; return ``(changed, diff)``; a secret's content is not shown."""
     before, same = "", False
@@ -281,6 +294,8 @@ def write(module, path, text, mode, uid, gid, secret=False):
         os.replace(temporary, path)
     if secret:
         before, text = "(secret)\n" if before else "", "(secret)\n"
+    elif path.endswith("launch.json"):
+        before, text = shown(before), shown(text)
     return not same, {"before": before, "after": text, "before_header": path, "after_header": path}
 
 
@@ -338,7 +353,7 @@ def main():
         module.fail_json(msg="run: seal needs the run that the action sglang_variant or sglang_run returns.")
     release = params["release"]
     params["id"] = params["id"] or os.path.basename(release)
-    hide_secrets(module)
+    params["env"] = hide_secrets(module)
     if os.path.dirname(release) != os.path.join(params["root"], "releases"):
         module.fail_json(
             msg=f"sglang_server_release_path: {release} does not lie directly in {params['root']}/releases, so the "
@@ -350,7 +365,7 @@ def main():
             module.fail_json(msg="sglang_server_api_key and sglang_server_api_key_file exclude each other: give one.")
         if not re.match(r"^[!-~]{16,}$", params["api_key"]):
             module.fail_json(msg="sglang_server_api_key needs 16 or more printable characters without spaces.")
-        key_file = params["api_key_file"] = os.path.join(params["root"], "secrets", "api_key")
+        key_file = params["api_key_file"] = key_path(params["root"], params["api_key"])
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]
     try:

@@ -224,9 +224,8 @@ def main():
         },
         supports_check_mode=True,
     )
-    hide_secrets(module)
-    params, started = module.params, time.monotonic()
-    params["env"] = {name: str(value) for name, value in params["env"].items()}
+    env, started = hide_secrets(module), time.monotonic()
+    params = {**module.params, "env": {name: str(value) for name, value in env.items()}}
     empty = {"findings": [], "verdict": {"ok": False, "failures": []}, "results": [], "table": "", "reused": [],
              "exercised": params["device"] == "cuda", "changed": False}  # fmt: skip
     if params["tp_size"] < 1 or params["limit"] <= 0 or not all(batch > 0 for batch in params["batches"]):

@@ -230,9 +230,8 @@ def main():
         },
         supports_check_mode=True,
     )
-    hide_secrets(module)
-    params, started = module.params, time.monotonic()
-    params["env"] = {name: str(value) for name, value in params["env"].items()}
+    env, started = hide_secrets(module), time.monotonic()
+    params = {**module.params, "env": {name: str(value) for name, value in env.items()}}
     if module.check_mode:
         module.exit_json(elapsed=0.0, **EMPTY)
     try:

@@ -147,11 +147,11 @@ def main():
         },
         supports_check_mode=True,
     )
-    hide_secrets(module)
+    params = {**module.params, "env": hide_secrets(module)}
     started = time.monotonic()
     answer = {"changed": False, "results": [], "packages": {}, "record": ""}
     try:
-        answer = reconcile(module.params, module.check_mode)
+        answer = reconcile(params, module.check_mode)
         failed = answer.pop("failed", "")
     except (EntryError, SiteError) as error:
         failed = str(error)

@@ -193,10 +193,9 @@ def main():
         },
         supports_check_mode=True,
     )
-    hide_secrets(module)
-    started = time.monotonic()
-    module.params["env"] = {name: str(value) for name, value in module.params["env"].items()}
-    findings, verdict = run_checks(module.params, Host(module.params["root"]), CHECKS)
+    env, started = hide_secrets(module), time.monotonic()
+    params = {**module.params, "env": {name: str(value) for name, value in env.items()}}
+    findings, verdict = run_checks(params, Host(module.params["root"]), CHECKS)
     result = {
         "changed": False,
         "findings": findings,

@@ -149,7 +149,8 @@ plan:
       part of it that concerns live processes. C(release) is null for C(locked); C(engine) and C(model) are null but for
       C(compared).
     - C(previous) is what a failure brings back; the current release where it is promoted, else the one promoted last,
-      and never the planned release itself.
+      and never the planned release itself. For C(target) the current release comes back promoted or not, unless it was
+      rejected.
     - C(alarm) is what C(watch.py) says of a server that is in sync and does not serve, because it loads or hangs; else
       null.
     - C(problems), such as a torn manifest, stop nothing; each is a warning of the task as well.
@@ -239,7 +240,8 @@ release:
       description: Interpreter of its engine, or null where the manifest does not say.
       type: str
 removed:
-  description: Names of directories below releases that C(created) or C(pruned) deleted.
+  description: >-
+    Names of directories below releases that C(created) or C(pruned) deleted, and of key files, C(secrets/api_key-...).
   returned: always
   type: list
   elements: str

@@ -32,8 +32,9 @@ EXAMPLES = r"""
 RETURN = r"""
 run:
   description: >-
-    The run: C(id), C(time) (UTC), C(controller) (host name), C(boot_id), C(pid_ns) (its PID namespace, empty where a
-    later run could not look for the process), C(pid) and C(pid_start) (ticks since boot) of the C(ansible-playbook)
+    The run: C(id), C(time) (UTC), C(controller) (host name), C(machine_id) (of C(/etc/machine-id), empty
+    where there is none), C(boot_id), C(pid_ns) (its PID namespace, empty where a later run could not look for the
+    process), C(pid) and C(pid_start) (ticks since boot) of the C(ansible-playbook)
     process, C(user), and C(alive), the C([pid, ticks]) of the controller's living processes with C(ansible) in an
     argument, by which the lock tells a killed run from a living one. C(alive) is recorded nowhere.
   returned: always
@@ -42,6 +43,7 @@ run:
     id: 20260102T030405Z-a1b2c3
     time: "2026-01-02T03:04:05Z"
     controller: ops1
+    machine_id: "00000000000000000000000000000000"
     boot_id: 00000000-0000-0000-0000-000000000000
     pid_ns: "pid:[4026531836]"
     pid: 4711

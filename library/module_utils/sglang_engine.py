@@ -17,11 +17,15 @@ import os
 import shutil
 import subprocess
 
+from ansible.module_utils.sglang_patch_site import tree
+
 # Raised when the way a build is made changes, so that engines made the old way are not taken for the same.
 EDITION = 1
 SCHEMA = 1
 MARKER = "engine.json"
 PROBE_LIMIT_S = 30
+# Packages of an adopted engine whose files are looked at: a checkout or an edit changes no version.
+TREES = ("sglang", "flashinfer")
 
 # Runs in the engine's interpreter. It imports none of the packages: names and versions come from the metadata
 # directories, origins from the import system. Reading directory names instead of metadata files keeps it near the
@@ -160,8 +164,9 @@ def describe(declared):
     """Return the state of the declared engine on this host.
 
     :returns: ``{present, mode, id, path, python, python_version, version, fingerprint, packages, origins, problem}``.
-        ``python`` and, for a build, ``fingerprint`` are known before the engine exists. ``fingerprint`` changes exactly
-        when the installed software does. ``problem`` says why ``present`` is false.
+        ``python`` and, for a build, ``fingerprint`` are known before the engine exists. That of an adopted engine
+        changes with the interpreter, with version or place of a package, and with path, size or time of any file of
+        SGLang or FlashInfer, bytecode left out. ``problem`` says why ``present`` is false.
     """
     if declared["mode"] not in ("build", "adopt"):
         return _state(declared, problem=f"the mode of an engine is build or adopt, not {declared['mode']!r}")
@@ -238,8 +243,14 @@ def _describe_adopted(declared):
         packages=seen["packages"],
         origins=seen["origins"],
         id=f"adopted-{version}",
-        fingerprint=digest([python, seen["python_version"], seen["base"], seen["packages"], seen["origins"]]),
     )
+    try:
+        trees = {name: tree(seen["origins"][name]) for name in TREES if seen["origins"].get(name)}
+    except OSError as error:
+        state["problem"] = f"{error.filename} of the interpreter {python} cannot be read: {error.strerror}"
+        return state
+    software = [python, seen["python_version"], seen["base"], seen["packages"], seen["origins"]]
+    state["fingerprint"] = digest([*software, trees])
     wanted = declared.get("version")
     if version is None or seen["origins"]["sglang"] is None:
         state["problem"] = f"the interpreter {python} has no importable package sglang"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.sglang_api_key import names_secret
 from ansible.module_utils.sglang_lint_fusion import FUSION_PATCH
 from ansible.module_utils.sglang_lint_rules import KIMI, SPECULATIVE, rule
-from ansible.module_utils.sglang_variant_schema import holds_secret, matches
+from ansible.module_utils.sglang_variant_schema import matches
 
 # NEXTN is another name of EAGLE.
 DRAFTED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH")
@@ -115,7 +116,7 @@ def secret_variable(variant, _patches, _context):
     """A variable whose name says that it holds a secret; its value is not shown."""
     for section in ("env", "nccl"):
         for name, value in variant[section].items():
-            if value not in (None, "") and holds_secret(section, name):
+            if value not in (None, "") and names_secret(name):
                 seen = f"set by {variant['origins'].get(f'{section}.{name}', 'unknown')}"
                 advice = f"leave it out of the variant and give it as sglang_server_env: {{{name}: ...}}"
                 yield f"{section}.{name} would write a secret into site/sitecustomize.py", seen, advice

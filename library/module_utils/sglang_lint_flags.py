@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+from ansible.module_utils.sglang_api_key import names_secret
 from ansible.module_utils.sglang_lint_rules import rule
 from ansible.module_utils.sglang_managed_flags import MANAGED
 from ansible.module_utils.sglang_variant_flags import cast
-from ansible.module_utils.sglang_variant_schema import holds_secret, near
+from ansible.module_utils.sglang_variant_schema import near
 
 # Declared and parsed, read nowhere, in every release of the table.
 IGNORED = {"num-continuous-decode-steps": "is parsed and read nowhere in SGLang 0.5.8 to 0.5.23"}
@@ -146,7 +147,7 @@ def ignored(variant, _patches, _context):
 def managed(variant, _patches, _context):
     """A flag that the deployment renders itself; a secret has a rule of its own."""
     for flag, _value in given(variant):
-        if flag in MANAGED and not holds_secret("args", flag):
+        if flag in MANAGED and not names_secret(flag):
             yield f"args.{flag} is set by the deployment", f"set by {origin(variant, flag)}", f"use {MANAGED[flag]}"
 
 
@@ -154,7 +155,7 @@ def managed(variant, _patches, _context):
 def secret(variant, _patches, _context):
     """A secret among the flags; its value is not shown."""
     for flag, _value in given(variant):
-        if holds_secret("args", flag):
+        if names_secret(flag):
             yield (
                 f"args.{flag} would show a secret in the process list",
                 f"set by {origin(variant, flag)}",

@@ -291,7 +291,10 @@ def buffer_memory(variant, _patches, context):
     lower, upper = channels(variant)
     count = upper or max(lower or 0, USUAL_CHANNELS)
     memory = float(context.launch.get("gpu_memory_gib") or GPU_MEMORY_GIB)
-    fraction = float(context.argument(variant, "mem-fraction-static") or MEMORY_FRACTION)
+    try:
+        fraction = float(context.argument(variant, "mem-fraction-static") or MEMORY_FRACTION)
+    except (TypeError, ValueError):
+        return  # flag-value says so
     room, need = memory * (1 - fraction), count * size / GIB
     if need > room / 2:
         seen = f"{count} channels x {size} bytes = {need:.1f} GiB or more; {room:.1f} GiB are left of {memory:.0f}"

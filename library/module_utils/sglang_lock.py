@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -82,6 +83,16 @@ def pid_namespace():
         return ""
 
 
+def machine_id():
+    """Return what names this machine across restarts; empty where nothing does."""
+    try:
+        with open("/etc/machine-id", encoding="ascii", errors="replace") as handle:
+            text = handle.read().strip()
+    except OSError:
+        return ""
+    return text if re.fullmatch("[0-9a-f]{32}", text) else ""
+
+
 def without_alive(run):
     """Return the run as it is recorded: without ``alive``, which is true only when it is asked."""
     return {key: value for key, value in run.items() if key != "alive"}
@@ -91,7 +102,8 @@ def judge(holder, run):
     """Return ``(alive, reason)``: true, or false and why, or null and an empty text where that cannot be known.
 
     A holder on this host is looked for in ``/proc``. One on the asking run's own controller is looked for among the
-    processes that lived there when the asking run was named.
+    processes that lived there when the asking run was named. A name alone makes no machine the same one: the boot id
+    does, or the machine id after a restart.
 
     :param holder: dict of :func:`read`. :param run: the run that asks.
     """
@@ -99,10 +111,16 @@ def judge(holder, run):
     name, boot, space = held.get("controller"), held.get("boot_id"), held.get("pid_ns")
     if not name or not boot:
         return None, ""
-    same, here = name == run.get("controller"), name == socket.gethostname()
-    if boot != (run.get("boot_id") if same else boot_id() if here else boot):
-        return False, f"{name} was restarted since"
-    if here and boot == boot_id() and space in (None, "", pid_namespace()):
+    machine, host = held.get("machine_id"), socket.gethostname()
+    for where in (run, {"controller": host, "machine_id": machine_id(), "boot_id": boot_id()}):
+        if (
+            machine
+            and (name, machine) == (where.get("controller"), where.get("machine_id"))
+            and boot != where.get("boot_id")
+        ):
+            return False, f"{name} was restarted since"
+    same = (name, boot) == (run.get("controller"), run.get("boot_id"))
+    if (name, boot) == (host, boot_id()) and space in (None, "", pid_namespace()):
         start = _pid_start(held.get("pid"))
         if start is None:
             return False, f"its process {held.get('pid')} is gone"

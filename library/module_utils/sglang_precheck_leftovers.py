@@ -26,13 +26,20 @@ UNITS = (
 # Settings that reach every service or every session.
 GLOBAL_FILES = ("/etc/environment", "/etc/systemd/system.conf", "/etc/default/sglang")
 # NCCL does not read NCCL_VERSION: NVIDIA's images state there what they were built with.
-_SETTING = re.compile(r"\bNCCL_(?!VERSION\b)[A-Z0-9_]+")
+_NAME = r"\bNCCL_(?!VERSION\b)[A-Z0-9_]+"
+_SETTING = re.compile(_NAME)
+# With what it is set to, in a unit, a shell or Python.
+_ASSIGNED = re.compile(rf"""({_NAME})(?:["'\]]*\s*[=,:]\s*("[^"]*"|'[^']*'|[^\s"',;)]*))?""")
 
 
 def settings(text):
-    """Return the lines of a text that name an NCCL variable, comments left out."""
+    """Return each NCCL variable that a text names as ``NAME=value`` or, where it is not set, ``NAME``; no comments.
+
+    What stands beside it in the same line is left out too: it may be a secret.
+    """
     lines = [line.strip() for line in (text or "").splitlines()]
-    return [line for line in lines if _SETTING.search(line) and not line.startswith(("#", ";"))]
+    found = [_ASSIGNED.findall(line) for line in lines if not line.startswith(("#", ";"))]
+    return [name + ("=" + value.strip("\"'") if value else "") for line in found for name, value in line]
 
 
 def nccl_files(wanted, host):

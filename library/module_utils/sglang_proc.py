@@ -16,6 +16,8 @@ import re
 import socket
 import sys
 
+from ansible.module_utils.sglang_api_key import names_secret
+
 MARKER = "SGLANG_DEPLOY_RELEASE"
 _NEEDLE = MARKER.encode() + b"="
 # The engine assigns these in the parent whatever was there before (0.5.9: engine.py, _set_envs_and_config).
@@ -23,7 +25,9 @@ ENGINE_OVERRIDES = ("CUDA_DEVICE_MAX_CONNECTIONS",)
 WORKER_ROLES = ("scheduler", "detokenizer")
 _DEAD_STATES = ("Z", "X", "x")
 _LISTEN = "0A"
-_SECRET = re.compile(r"(--[\w-]*(?:key|token|password|secret)[= ]|\w*(?:KEY|TOKEN|PASSWORD|SECRET)=)\S+")
+# A flag with its separator, or the name of a variable that is set.
+_NAMED = re.compile(r"--([\w-]+)[= ]|(?<![\w-])(\w+)=")
+_VALUE = re.compile(r"\S*")
 
 
 def _read(path):
@@ -306,11 +310,21 @@ def listeners(port, proc="/proc"):
     ]
 
 
+def without_secrets(text):
+    """Return a command line without the values of flags and variables whose names are those of secrets."""
+    shown, done = "", 0
+    for match in _NAMED.finditer(text):
+        if match.start() >= done and names_secret(match.group(1) or match.group(2)):
+            shown += text[done : match.end()] + "***"
+            done = _VALUE.match(text, match.end()).end()
+    return shown + text[done:]
+
+
 def describe(item):
     """Return one short text for a process or a listener, ``pid 12 (uid 0) python -m ...``, without its secrets."""
     if item.get("pid") is None:
         return f"a process of uid {item['uid']} that this user cannot see"
-    text = _SECRET.sub(r"\1***", " ".join(item.get("cmdline") or []) or item.get("comm", ""))
+    text = without_secrets(" ".join(item.get("cmdline") or []) or item.get("comm", ""))
     return f"pid {item['pid']} (uid {item['uid']}) {text[:120]}"
 
 

@@ -152,6 +152,21 @@ def _plain_plan(root, manifests, problems, current, release):
     }
 
 
+def _engine_warnings(found):
+    """Return what is to be said of the engine of a release that stands on an adopted one, which may have changed."""
+    built = found["record"].get("engine") or {}
+    if built.get("mode") != "adopt":
+        return []
+    now = describe_engine({key: built.get(key) for key in ("mode", "python", "version")})
+    if now["fingerprint"] == built.get("fingerprint"):
+        return []
+    seen = now.get("problem") or "a package, or a file of SGLang or FlashInfer, is not as it was"
+    return [
+        f"the engine {built.get('python')} changed since {found['id']} was built: {seen}. The release starts on the "
+        "engine as it is now. Way out where it does not serve: bring the engine back, or deploy the variant again."
+    ]
+
+
 def target(params, check):
     """Take the lock and resolve the release that a rollback goes to; the plan's release is that one."""
 
@@ -169,10 +184,15 @@ def target(params, check):
                 "variant again, which builds it afresh."
             )
         plan = _plain_plan(root, manifests, problems, current, found["id"])
+        serving = choose.find(manifests, current)
+        # What served when the operator asked comes back where the target fails, promoted or not.
+        if serving and store.complete(serving) and serving["state"] != "rejected":
+            plan["previous"] = brief_of(root, serving)
         plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}"]
         if not check:
             record_event(params, "rollback", found["id"], found["variant"], previous=current)
-        return make_result(plan=plan, release=brief_of(root, found), msg=plan["reasons"][0])
+        warnings = _engine_warnings(found)
+        return make_result(plan=plan, release=brief_of(root, found), msg=plan["reasons"][0], warnings=warnings)
 
     return _under_new_lock(params, check, work)
 

@@ -11,6 +11,7 @@ import os
 from ansible.module_utils import sglang_lock, sglang_proc
 from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_api_key import unnamed_keys
 from ansible.module_utils.sglang_release_archive import remove_release_directory
 from ansible.module_utils.sglang_release_compare import compare, info, lock, target
 from ansible.module_utils.sglang_release_step import (
@@ -108,7 +109,10 @@ def retire(params, check):
 
 
 def prune(params, check):
-    """Delete old and unfinished releases; what serves, runs or may be rolled back to stays."""
+    """Delete old and unfinished releases; what serves, runs or may be rolled back to stays.
+
+    A key file that no release names goes too.
+    """
     root = params["root"]
     manifests, problems = store.list_releases(root)
     current = store.read_current(root)
@@ -121,9 +125,14 @@ def prune(params, check):
         if manifest:
             protected.add(manifest["id"])
     removed = choose.prunable(manifests, params["keep"], protected) + store.leftovers(root)
+    keys = unnamed_keys(root, removed)
     if not check:
         for name in removed:
             remove_release_directory(root, name)
+        for name in keys:
+            os.unlink(os.path.join(root, name))
+    removed += keys
+    if not check:
         if removed:
             record_event(params, "pruned", removed=removed)
     return make_result(

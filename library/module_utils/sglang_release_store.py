@@ -14,6 +14,8 @@ import json
 import os
 import re
 
+from ansible.module_utils.sglang_api_key import names_secret
+
 SCHEMA = 1
 STATES = ("building", "built", "active", "promoted", "rejected", "retired")
 # The service writes here while it runs: not part of what was sealed.
@@ -22,7 +24,6 @@ OPEN_DIRECTORIES = ("logs", "run", "results")
 NEW, TRASH = ".new-", ".trash-"
 ID_PATTERN = re.compile(r"^(\d{8}T\d{6}Z)-([A-Za-z0-9][A-Za-z0-9_.-]*)-([0-9a-f]{12})$")
 VARIANT_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-_SECRET = re.compile(r"api[_-]?key|passw(or)?d|secret|authorization|(hf|access|auth|bearer)[_-]?token", re.IGNORECASE)
 
 
 class ReleaseError(Exception):
@@ -37,11 +38,6 @@ def utc_now():
 def canonical(value):
     """Return the one JSON text of a value: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def names_secret(name):
-    """Return whether a key or a variable of this name holds a secret."""
-    return bool(_SECRET.search(str(name)))
 
 
 def without_secrets(value):

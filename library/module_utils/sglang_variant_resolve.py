@@ -75,17 +75,18 @@ def agree(path, one, other, flags):
 
 
 def compose(name, catalogue, engine, flags=None):
-    """Return ({path: (value, origin)}, patches) of a variant with its parents.
+    """Return ({path: (value, origin)}, {patch: origin}) of a variant with its parents.
 
     :param flags: :class:`sglang_variant_flags.FlagTable` of the engine; without it values are compared as texts.
     :raises VariantError: two parents give different values and the variant itself sets none.
     """
     entry = catalogue[name]
     own, own_patches = layer(entry, engine)
-    merged, patches, found = {}, [], []
+    merged, patches, found = {}, {}, []
     for parent in entry.get("extends") or []:
         values, more = compose(parent, catalogue, engine, flags)
-        patches += more
+        for patch, origin in more.items():
+            patches.setdefault(patch, origin)
         for path, (value, origin) in values.items():
             if path in merged and path not in own and not agree(path, merged[path][0], value, flags):
                 seen = f"{merged[path][1]}: {merged[path][0]!r}, {origin}: {value!r}"
@@ -101,7 +102,9 @@ def compose(name, catalogue, engine, flags=None):
     if found:
         raise VariantError(found)
     merged.update({path: (value, name) for path, value in own.items()})
-    return merged, list(dict.fromkeys(patches + own_patches))
+    for patch in own_patches:
+        patches.setdefault(patch, name)
+    return merged, patches
 
 
 def engine_version(text):
@@ -142,10 +145,12 @@ def resolve(name, catalogue, base, overrides, engine, host=None, table=None):
     for origin, given in (("base", base), ("host", host)):
         values, more = layer(given, engine)
         final.update({path: (value, origin) for path, value in values.items()})
-        patches += more
+        patches += [(patch, origin) for patch in more]
     composed, more = compose(name, catalogue, engine, FlagTable(table, engine) if table else None)
     final.update(composed)
+    patches += more.items()
     values, last = layer(overrides, engine)
+    patches += [(patch, "override") for patch in last]
     final.update({path: (value, "override") for path, value in values.items()})
     entry = catalogue[name]
     ranges = dict.fromkeys(catalogue[item]["engines"] for item in names if catalogue[item].get("engines"))
@@ -155,9 +160,10 @@ def resolve(name, catalogue, base, overrides, engine, host=None, table=None):
         "nccl": {},
         "env": {},
         "args": {},
-        "patches": list(dict.fromkeys(patches + more + last)),
+        "patches": list(dict.fromkeys(patch for patch, _origin in patches)),
         "engines": ",".join(ranges),
-        "origins": {},
+        # Of a patch that several name, the first.
+        "origins": {f"patches.{patch}": origin for patch, origin in reversed(patches)},
     }
     unset = {}
     for path in sorted(final):

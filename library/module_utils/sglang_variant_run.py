@@ -8,7 +8,7 @@ import secrets
 import socket
 from datetime import datetime, timezone
 
-from ansible.module_utils.sglang_lock import pid_namespace
+from ansible.module_utils.sglang_lock import machine_id, pid_namespace
 from ansible.module_utils.sglang_proc import alive, boot_id, stat_of
 
 # More of them than that are not listed at all.
@@ -56,7 +56,8 @@ def playbooks():
 
 
 def identify_run(pid):
-    """Return ``{id, time, controller, boot_id, pid_ns, pid, pid_start, user, alive}`` of the process ``pid``.
+    """Name the run of the process ``pid``: ``{id, time, controller, machine_id, boot_id, pid_ns, pid, pid_start, user,
+    alive}``.
 
     ``alive``, see :func:`playbooks`, is for the lock's judgement and recorded nowhere. ``pid_ns`` is empty where the
     process is not in it: who is not found while living must not be taken for dead when missing.
@@ -67,6 +68,7 @@ def identify_run(pid):
         "id": f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
         "time": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "controller": socket.gethostname(),
+        "machine_id": machine_id(),
         "boot_id": boot_id(),
         "pid_ns": pid_namespace() if [pid, start] in living else "",
         "pid": pid,

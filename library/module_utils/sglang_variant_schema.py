@@ -10,7 +10,6 @@ import json
 import re
 
 from ansible.module_utils.sglang_findings import finding, summary
-from ansible.module_utils.sglang_release_store import names_secret
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -75,7 +74,6 @@ TYPES = {"str": str, "dict": dict, "list": list}
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]\Z")
 FLAG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
-SECRET_FLAGS = ("api-key", "admin-api-key", "ssl-keyfile-password")
 # Set by the deployment itself; another value would break how releases and processes are found.
 RESERVED = {
     "PYTHONPATH": "it puts the release first on Python's path",
@@ -83,13 +81,6 @@ RESERVED = {
     "SPT_NOENV": "verify reads the workers' environment",
     "SGLANG_DEPLOY_RELEASE": "it marks the processes of a release",
 }
-
-
-def holds_secret(section, name):
-    """Return whether a variable or a flag of this name holds a secret, which nothing may show."""
-    if section == "args":
-        return name in SECRET_FLAGS
-    return names_secret(name) or name.upper().endswith("TOKEN")
 
 
 class VariantError(ValueError):
@@ -260,9 +251,12 @@ def check_given(where, given):
     return check_options(where, given, VALUES) + check_values(where, given)
 
 
-def check_launch(launch):
+def check_launch(launch, tp_size):
     """Return every finding for what is declared about the launch, beyond its types."""
     found = []
+    if tp_size < 1:
+        advice = "give the number of GPUs that the model is spread over"
+        found.append(refuse("tp-size", "sglang_server_tp_size is less than 1", str(tp_size), advice))
     if any(not NAME.match(name) for name in launch.get("server_env") or []):
         found.append(
             refuse(

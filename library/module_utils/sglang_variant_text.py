@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 
+from ansible.module_utils.sglang_api_key import HIDDEN, names_secret
 from ansible.module_utils.sglang_findings import summary
-from ansible.module_utils.sglang_variant_schema import SECTIONS, holds_secret
-
-HIDDEN = "(not shown)"
+from ansible.module_utils.sglang_variant_schema import SECTIONS
 
 
 def hide(variant):
     """Return a copy of a resolved variant to show, without the values that are secrets."""
     shown = {
         section: {
-            key: HIDDEN if value not in (None, "", False) and holds_secret(section, key) else value
+            key: HIDDEN if value not in (None, "", False) and names_secret(key) else value
             for key, value in variant[section].items()
         }
         for section in SECTIONS
@@ -83,9 +82,8 @@ def explain(name, resolved, engine, difference=None):
     lines += table(sorted(rows)) or ["  none"]
     lines += ["", "Launch flags:", "  " + (shlex.join(arguments(variant["args"])) or "none")]
     lines += ["", "Patches:"]
-    lines += table([(item["name"], f"edition {item['edition']}", item["summary"]) for item in resolved["patches"]]) or [
-        "  none"
-    ]
+    rows = [(item["name"], f"edition {item['edition']}", item["summary"]) for item in resolved["patches"]]
+    lines += table([(*row, variant["origins"].get(f"patches.{row[0]}", "unknown")) for row in rows]) or ["  none"]
     lines += ["", "Findings:"]
     lines += [
         f"  {item['level']}: {line}" for item in resolved["findings"] for line in summary([item]).splitlines()

@@ -52,9 +52,8 @@ class ActionModule(ActionBase):
         known = task_vars or {}
         result["changed"] = False
         try:
-            wrong = check_dotted(known, lambda name: isinstance(known.get(name), Mapping)) + check_launch(
-                args["launch"]
-            )
+            wrong = check_dotted(known, lambda name: isinstance(known.get(name), Mapping))
+            wrong += check_launch(args["launch"], args["tp_size"])
             if wrong:
                 raise VariantError(wrong)
             result.update(self.judge(args["name"], args))

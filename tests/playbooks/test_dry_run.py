@@ -108,28 +108,34 @@ def added_file(out, name):
     return "\n".join(body)
 
 
-def test_example_renders_the_original_launch_line(make_node, scratch, tmp_path):
-    """Eight-GPU hosts, tried without a GPU: what needs none passes, and the launch line is the campaign's."""
-    python = make_engine(scratch / "engine-0.5.20", "0.5.20")
+@pytest.mark.parametrize("host", ["gpu01", "gpu02"])
+def test_example_renders_the_original_launch_line(host, make_node, scratch, tmp_path):
+    """Eight-GPU hosts, tried without a GPU: what needs none passes, and the launch line is the campaign's.
+
+    The first adopts an engine, the second would build one.
+    """
     folder = model(tmp_path / "kimi", present=2)
     node = make_node()
+    adopted = {"sglang_engine_python": make_engine(scratch / "engine-0.5.20", "0.5.20")} if host == "gpu01" else {}
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "host_preflight_enforce": False,
         "model_files_path": folder,
-        "sglang_engine_python": python,
+        **adopted,
         "sglang_root": str(node.root),
         "variant": "baseline",
     }
-    arguments = ["-i", "inventory/example", "--limit", "gpu01", "--check", "--diff"]
+    arguments = ["-i", "inventory/example", "--limit", host, "--check", "--diff"]
     outcome = play("deploy.yml", *arguments, *extra(**variables)).succeeded()
     (checked,) = outcome.results("sglang_precheck")
     errors = {item["rule"] for item in checked["findings"] if item["level"] == "error"}
     assert errors == {"gpu-missing"}
     launch = json.loads(added_file(outcome.out, "launch.json"))
     assert flags(launch["argv"]) == {**ORIGINAL, "--model-path": folder}
-    assert launch["argv"][0] == python
+    built = f"{node.root}/engines/0.5.20-"
+    python = launch["argv"][0]
+    assert python == adopted["sglang_engine_python"] if adopted else python.startswith(built)
     assert launch["tp_size"] == 8
     assert launch["endpoint"] == "http://127.0.0.1:8000"
     assert tree(node.root) is None

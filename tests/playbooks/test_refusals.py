@@ -6,11 +6,12 @@ import ctypes
 import json
 import os
 import socket
+import subprocess
 import sys
 
 import pytest
 import yaml
-from deployment import extra, play, tree
+from deployment import BIN, ROOT, environment, extra, play, tree
 from engines import model
 
 SUMMARY = {"summary": "s", "purpose": "p", "expect": {"effect": "e", "source": "s"}, "rungs": ["lint"]}
@@ -269,3 +270,21 @@ def test_where_no_host_answers_the_verdict_says_so_and_no_earlier_one_stays(tmp_
     assert outcome.rc != 0, outcome.out
     found = json.loads(verdict.read_text())
     assert (found["ok"], found["failures"], list(found["hosts"])) == (False, ["not-checked"], ["gpu01"])
+
+
+@pytest.mark.parametrize("verb", ["explain", "status", "stop"])
+def test_a_call_from_elsewhere_is_told_where_the_configuration_is(verb, tmp_path):
+    env = {**environment(), "HOME": str(tmp_path)}
+    del env["ANSIBLE_CONFIG"]
+    command = [
+        BIN / "ansible-playbook",
+        "-i",
+        ROOT / "inventory/example",
+        ROOT / f"{verb}.yml",
+        "-e",
+        "variant=baseline",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode and "localhost" in done.stdout
+    assert "run it in the checkout, or set ANSIBLE_CONFIG=<checkout>/ansible.cfg" in done.stdout + done.stderr
+    assert "gpu01" not in done.stdout

@@ -88,6 +88,40 @@ def test_another_package_version_is_another_engine(adopted):
     assert engine.describe(declared)["fingerprint"] != before
 
 
+@pytest.mark.parametrize("package", ["sglang", "flashinfer"])
+def test_an_edit_and_a_pull_make_another_engine_and_bytecode_does_not(adopted, package):
+    declared, site = adopted
+    seen = [engine.describe(declared)["fingerprint"]]
+    (site / package / "__pycache__").mkdir()
+    (site / package / "__pycache__" / "x.pyc").write_text("")
+    assert engine.describe(declared)["fingerprint"] == seen[0]
+    (site / package / "srt").mkdir()
+    (site / package / "srt" / "new.py").write_text("a = 1\n")
+    seen.append(engine.describe(declared)["fingerprint"])
+    (site / package / "srt" / "new.py").write_text("a = 2\n")
+    seen.append(engine.describe(declared)["fingerprint"])
+    assert len(set(seen)) == 3
+
+
+def test_another_checkout_that_an_editable_install_points_to_is_another_engine(adopted, tmp_path):
+    declared, site = adopted
+    (site / "sglang").rename(tmp_path / "sglang")
+    (site / "sglang.pth").write_text(f"{tmp_path}\n")
+    before = engine.describe(declared)
+    assert before["present"] and before["origins"]["sglang"] == str(tmp_path / "sglang")
+    (tmp_path / "sglang" / "server.py").write_text("")
+    assert engine.describe(declared)["fingerprint"] != before["fingerprint"]
+
+
+def test_three_thousand_files_are_looked_at_in_a_moment(adopted):
+    declared, site = adopted
+    for number in range(3000):
+        (site / "sglang" / f"m{number}.py").write_text("")
+    started = time.monotonic()
+    assert engine.describe(declared)["present"]
+    assert time.monotonic() - started < 1.5
+
+
 def test_what_cannot_be_adopted_is_said(adopted, run_module, tmp_path):
     declared, site = adopted
     script = tmp_path / "chatty"

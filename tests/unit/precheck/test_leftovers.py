@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ansible.module_utils.sglang_patch_site import SiteError
 from ansible.module_utils.sglang_precheck_leftovers import LEFTOVER_CHECKS
 from ansible.module_utils.sglang_prechecks import run_checks
@@ -27,7 +28,7 @@ def test_units_that_start_sglang_with_nccl_settings():
     assert "unit-nccl" not in run(host)
     host.files[UNIT] = START + "# NCCL_DEBUG=INFO\nEnvironment=NCCL_ALGO=Ring NCCL_PROTO=LL\n"
     found = run(host)["unit-nccl"]
-    assert [item["evidence"] for item in found] == ["Environment=NCCL_ALGO=Ring NCCL_PROTO=LL"]
+    assert [item["evidence"] for item in found] == ["NCCL_ALGO=Ring; NCCL_PROTO=LL"]
     assert UNIT in found[0]["message"] and "wins over the variant" in found[0]["advice"]
 
 
@@ -42,6 +43,21 @@ def test_drop_ins_environment_files_and_supervisor():
         f"{UNIT}.d/10-nccl.conf",
         "/etc/supervisor/conf.d/kimi.conf",
     }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Environment=NCCL_DEBUG=INFO HF_TOKEN=s3cret",
+        "Environment=HF_TOKEN=s3cret 'NCCL_DEBUG=INFO' X=s3cret",
+        'environment=HF_TOKEN="s3cret",NCCL_DEBUG="INFO",X="s3cret"',
+        "ExecStart=/usr/bin/env NCCL_DEBUG=INFO HF_TOKEN=s3cret python3 -m sglang.launch_server --api-key s3cret",
+    ],
+)
+def test_nothing_but_nccl_is_shown_of_a_line(line):
+    host = FakeHost()
+    host.files[UNIT] = START + line + "\n"
+    assert [item["evidence"] for item in run(host)["unit-nccl"]] == ["NCCL_DEBUG=INFO"]
 
 
 def test_environment():
@@ -76,7 +92,7 @@ def test_start_files_of_the_interpreter():
         "/usr/lib/python3.11/sitecustomize.py",
         f"{SITE}/nccl.pth",
     ]
-    assert found[0]["evidence"] == 'os.environ.setdefault("NCCL_ALGO", "Ring")'
+    assert found[0]["evidence"] == "NCCL_ALGO=Ring"
     host.state["present"] = False
     assert "sitecustomize" not in run(host)
     build = {"mode": "build", "base_python": "/usr/bin/python3"}

@@ -196,3 +196,10 @@ def test_listeners_of_this_machine():
             server.listen()
             found = sglang_proc.listeners(server.getsockname()[1])
             assert [(item["pid"], item["address"]) for item in found] == [(os.getpid(), address)]
+
+
+def test_no_secret_hides_behind_a_flag_without_a_value_or_inside_one_argument():
+    words = ["docker", "run", "--rm", "--token", "s3cret", "--env", "HF_TOKEN=s3cret", "-e", "DB_PASSWD=s3cret"]
+    words += ["sh", "-c", "AWS_SECRET_ACCESS_KEY=s3cret serve --skip-tokenizer-init --api-key s3cret"]
+    text = sglang_proc.without_secrets(" ".join(words))
+    assert "s3cret" not in text and text.count("***") == 5 and "--skip-tokenizer-init --api-key" in text

@@ -56,10 +56,12 @@ def dead_process():
     [
         ({"pid": None}, "is gone"),
         ({"pid_start": 1}, "is another one by now"),
-        ({"boot_id": "an-older-boot"}, "was restarted since"),
+        ({"machine_id": sglang_lock.machine_id() or "0" * 32, "boot_id": "an-older-boot"}, "was restarted since"),
     ],
 )
-def test_dead_holder_of_this_controller_is_taken_over_and_said_so(tmp_path, changes, reason):
+def test_dead_holder_of_this_controller_is_taken_over_and_said_so(tmp_path, changes, reason, monkeypatch):
+    if "machine_id" in changes:
+        monkeypatch.setattr(sglang_lock, "machine_id", lambda: changes["machine_id"])
     if changes.get("pid", 0) is None:
         changes = {"pid": dead_process()}
     put(tmp_path, make_run("dead", **changes))
@@ -82,9 +84,32 @@ def test_zombie_holder_is_dead(tmp_path):
 
 
 def test_restarted_remote_controller_is_dead_for_its_own_next_run(tmp_path):
-    put(tmp_path, make_run("before", **REMOTE))
-    run = make_run("after", **dict(REMOTE, boot_id="newer-boot"))
+    before = dict(REMOTE, machine_id="a" * 32)
+    put(tmp_path, make_run("before", **before))
+    run = make_run("after", **dict(before, boot_id="newer-boot"))
     assert "elsewhere was restarted" in sglang_lock.acquire(tmp_path, run)["took_over"]
+
+
+@pytest.mark.parametrize("name", ["elsewhere", os.uname().nodename])
+@pytest.mark.parametrize(("one", "other"), [("a" * 32, "b" * 32), ("", ""), (None, "b" * 32), ("a" * 32, None)])
+def test_two_controllers_of_one_name_do_not_take_each_others_lock(tmp_path, name, one, other):
+    first = dict(REMOTE, controller=name, machine_id=one)
+    put(tmp_path, make_run("first", **first), age=60)
+    run = make_run("second", **dict(first, machine_id=other, boot_id="newer-boot", alive=[], pid_ns="pid:[1]"))
+    for force in (False, True):
+        with pytest.raises(sglang_lock.LockedError, match="break_lock=true breaks a silent one in 840 s"):
+            sglang_lock.acquire(tmp_path, run, "", force)
+    os.utime(tmp_path / "lock", (time.time() - 1000,) * 2)
+    assert "broken by break_lock" in sglang_lock.acquire(tmp_path, run, "", True)["took_over"]
+
+
+def test_a_machine_without_an_id_has_none(monkeypatch, tmp_path):
+    assert len(sglang_lock.machine_id()) in (0, 32)
+    for text in ("", "uninitialized\n"):
+        (tmp_path / "id").write_text(text)
+        monkeypatch.setattr("builtins.open", lambda path, real=open, **more: real(tmp_path / "id", **more))
+        assert sglang_lock.machine_id() == ""
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(("age", "force", "wins"), [(60, True, False), (1000, False, False), (1000, True, True)])

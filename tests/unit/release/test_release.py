@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import re
 import stat
 
 import pytest
 from ansible.module_utils import sglang_ledger, sglang_release_compare, sglang_watch_progress
 from ansible.module_utils.sglang_release_archive import result_path
+
+from .conftest import ENGINE
 
 
 def events(host):
@@ -117,6 +120,26 @@ def test_switch_and_back(host):
     assert refused["failed"] and second in refused["msg"] and "nothing to roll back to" in refused["msg"]
 
 
+@pytest.mark.parametrize(("mode", "warns"), [("adopt", True), ("build", False)])
+def test_a_target_on_an_adopted_engine_that_changed_is_taken_with_a_warning(host, monkeypatch, mode, warns):
+    now = dict(ENGINE, mode=mode)
+    monkeypatch.setattr(sglang_release_compare, "describe_engine", lambda declared: dict(now))
+    first = host.compare(mode)["release"]["id"]
+    host.ok("created", release=first, record={"engine": dict(now)})
+    host.fill(first)
+    for state in ("built", "active", "promoted"):
+        host.ok(state, release=first)
+    host.deploy("b")
+    text = f"changed since {first} was built"
+    assert text not in str(host.ok("target", check=True)["warnings"])
+    now["fingerprint"] = "e2"
+    found = host.ok("target", check=True)
+    assert found["release"]["id"] == first
+    assert (f"{text}: a package" in str(found["warnings"])) is warns
+    now.update(fingerprint=None, problem="the interpreter is gone")
+    assert (f"{text}: the interpreter is gone" in str(host.ok("target", check=True)["warnings"])) is warns
+
+
 def test_release_in_judgement_after_a_rollback_stays_a_target(host):
     first, second = host.deploy("baseline"), host.deploy("fewchan")
     host.ok("active", release=first)
@@ -125,6 +148,17 @@ def test_release_in_judgement_after_a_rollback_stays_a_target(host):
     assert host.compare("fusion")["previous"]["id"] == second
     host.ok("retired", release=second)
     assert host.compare("fusion")["previous"]["id"] == first
+
+
+def test_a_rollback_that_fails_brings_back_what_served_promoted_or_not(host):
+    first = host.deploy("baseline")
+    experiment = host.build("fewchan")
+    host.ok("active", release=experiment)
+    previous = host.ok("target", release=first)["plan"]["previous"]
+    assert previous["id"] == experiment and previous["promoted"] is None
+    assert host.compare("baseline")["previous"] is None, "a deploy goes by what is promoted"
+    host.ok("rejected", release=experiment, reason="wrong answers")
+    assert host.ok("target", release=first)["plan"]["previous"] is None
 
 
 def test_failed_release_is_never_the_one_to_restore(host):
@@ -276,6 +310,25 @@ def test_prune_keeps_what_serves_and_what_a_rollback_needs(host, monkeypatch):
     left = set(os.listdir(os.path.join(host.root, "releases")))
     assert left == {built[0], built[1], built[4]}
     assert host.ok("pruned", keep=1)["changed"] is False
+
+
+def test_prune_deletes_the_keys_that_no_release_names(host):
+    built = [host.build(name) for name in ("a", "b", "c")]
+    secrets = pathlib.Path(host.root) / "secrets"
+    secrets.mkdir()
+    for release, name in zip(built, ("api_key-a", "api_key-b", "api_key")):
+        (secrets / name).write_text("correct-horse-battery\n")
+        text = json.dumps({"schema": 1, "env": {"SGLANG_DEPLOY_API_KEY_FILE": str(secrets / name)}})
+        (host.path(release) / "launch.json").write_text(text)
+    (secrets / "api_key-stale").write_text("battery-horse-correct\n")
+    (secrets / "tls.pem").write_text("of the operator\n")
+    gone = [built[0], "secrets/api_key-a", "secrets/api_key-stale"]
+    assert host.ok("pruned", keep=2, check=True)["removed"] == gone
+    assert len(list(secrets.iterdir())) == 5
+    assert host.ok("pruned", keep=2)["removed"] == gone
+    assert sorted(path.name for path in secrets.iterdir()) == ["api_key", "api_key-b", "tls.pem"]
+    (host.path(built[1]) / "launch.json").write_text("{torn")
+    assert host.ok("pruned", keep=2)["changed"] is False
 
 
 def test_prune_moves_what_the_ledger_names_to_the_archive(host):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -158,14 +159,43 @@ def test_an_unknown_account_is_refused(launch):
 def test_tokens_of_the_environment_are_not_shown(launch):
     result = launch(diff=True, env={"HF_TOKEN": "hf_abcdefgh"})
     assert "hf_abcdefgh" not in json.dumps(result)
+    launch(env={"HF_TOKEN": "hf_of_yesterday"})
+    assert "hf_of_yesterday" not in json.dumps(launch(diff=True, env={"HF_TOKEN": "hf_abcdefgh"}))
     assert content(launch)["env"]["HF_TOKEN"] == "hf_abcdefgh"
     assert stat.S_IMODE(os.stat(launch.release / "launch.json").st_mode) == 0o640
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "abcdefgh/ijklmnop",
+    "DB_PASSWD": "hunter2",
+    "SSH_PRIVATE_KEY": 'line 1\nof "quotes" and \\backslashes',
+    "PIN_TOKEN": 7,
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_no_secret_is_in_the_diff_whatever_its_form(launch, name):
+    value = str(SECRETS[name])
+    result = launch(check=True, diff=True, env={name: SECRETS[name], "OMP_NUM_THREADS": 1})
+    (text,) = [item["after"] for item in result["diff"] if item["after_header"].endswith("launch.json")]
+    shown = json.loads(text)["env"]
+    assert shown["OMP_NUM_THREADS"] == "1" and shown[name] == "(not shown)"
+    if len(value) > 1:
+        assert value not in json.dumps(result) and json.dumps(value)[1:-1] not in text
+
+
+def test_a_message_holds_no_secret_in_either_form(launch):
+    value = SECRETS["SSH_PRIVATE_KEY"]
+    for form in (value, json.dumps(value)[1:-1]):
+        result = launch(env={"SSH_PRIVATE_KEY": value}, args={form: True})
+        assert result["failed"] and "quotes" not in result["msg"]
 
 
 def test_api_key_is_in_its_file_alone(launch):
     key = "correct-horse-battery"
     result = launch(diff=True, api_key=key)
-    key_file = launch.root / "secrets" / "api_key"
+    (key_file,) = (launch.root / "secrets").iterdir()
+    assert key_file.name == "api_key-" + hashlib.sha256(key.encode()).hexdigest()[:12]
     assert result["changed"] and key not in json.dumps(result)
     assert result["argv"][:2] == ["/opt/ml-env/bin/python3", f"{launch.release}/serve.py"]
     assert key_file.read_text() == key + "\n" and stat.S_IMODE(key_file.stat().st_mode) == 0o600
@@ -173,6 +203,22 @@ def test_api_key_is_in_its_file_alone(launch):
     assert all(key not in path.read_text() for path in launch.release.iterdir() if path.is_file())
     assert not launch(api_key=key)["changed"]
     assert launch(api_key=key + "2")["changed"]
+
+
+def test_two_releases_with_two_keys_start_with_their_own(launch):
+    """A later release with another key, served or not, leaves the key of the one before as it is."""
+    keys = {"r1": "correct-horse-battery", "r2": "battery-horse-correct"}
+    for name, key in keys.items():
+        assert not launch(release=str(launch.root / "releases" / name), api_key=key).get("failed")
+    (launch.root / "engine" / "sglang").mkdir(parents=True)
+    (launch.root / "engine" / "sglang" / "launch_server.py").write_text("import sys; print(sys.argv[-2:])\n")
+    for name, key in keys.items():
+        release = launch.root / "releases" / name
+        env = dict(json.loads((release / "launch.json").read_text())["env"], PYTHONPATH=str(launch.root / "engine"))
+        done = subprocess.run(
+            [sys.executable, release / "serve.py"], env=env, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"['--api-key', '{key}']\n"
 
 
 @pytest.mark.parametrize(

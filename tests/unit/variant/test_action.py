@@ -62,6 +62,8 @@ CASES = {
     "no_dict": {"launch": {"server_env": list("NCCL_ALGO=Tree")}},
     "no_version": {"launch": {"nccl_version": "latest"}},
     "sm_120": {"launch": {"compute_capability": "120"}},
+    "no_ranks": {"tp_size": "0", "force": True},
+    "less_ranks": {"tp_size": -1},
     "negative": {"launch": {"gpu_memory_gib": "-1"}},
     "interconnect": {"launch": {"interconnect": "infiniband"}},
     "launch_key": {"launch": {"gpus": 8}},
@@ -116,7 +118,7 @@ def test_the_run_names_the_playbooks_own_process(outcome):
     assert {"run" in result for result in outcome.values() if result["failed"]} == {False}
     runs = [result["run"] for result in outcome.values() if not result["failed"]]
     assert len(runs) >= 2
-    keys = {"id", "time", "controller", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
+    keys = {"id", "time", "controller", "machine_id", "boot_id", "pid_ns", "pid", "pid_start", "user", "alive"}
     assert all(set(run) == keys for run in runs)
     assert all(run["pid_ns"] and [run["pid"], run["pid_start"]] in run["alive"] for run in runs)
     assert len({run["id"] for run in runs}) == len(runs)
@@ -148,6 +150,8 @@ def test_strings_are_cast_to_what_the_flag_declares(outcome):
         ("no_dict", ["sglang_server_env must be a dict"]),
         ("no_version", ["sglang_nccl_version is no version", "latest", "2.29.7"]),
         ("sm_120", ["sglang_compute_capability is none", "'120'", "12.0"]),
+        ("no_ranks", ["sglang_server_tp_size is less than 1", "0"]),
+        ("less_ranks", ["sglang_server_tp_size is less than 1", "-1"]),
         ("negative", ["sglang_gpu_memory_gib is negative"]),
         ("strict", ["lint/nccl-algo-collective", "2.31"]),
     ],

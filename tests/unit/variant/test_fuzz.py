@@ -119,7 +119,7 @@ def wrong_flag_spelling(rng, entry):
 def wrong_flag_value(rng, entry):
     name, values = rng.choice(
         (
-            ("mem-fraction-static", ("much", [0.8], True, 0, 1, -0.5, "nan", 88)),
+            ("mem-fraction-static", ("much", "90%", [0.8], True, 0, 1, -0.5, "nan", 88)),
             ("chunked-prefill-size", ("8k", 1.5, "", [1, 2])),
             ("speculative-num-steps", (0, "-1")),
             ("trust-remote-code", ("maybe", 7, [True])),
@@ -213,7 +213,7 @@ def verdict(entry, engine, parent, tables):
 def test_a_thousand_malformed_variants_are_refused_by_name(make, tables):
     rng = random.Random(20261129)
     parent = make(nccl={"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"})
-    plain = make(nccl={"NCCL_DEBUG": "WARN"}, args={"trust-remote-code": True})
+    plain = make(nccl={"NCCL_DEBUG": "WARN", "NCCL_BUFFSIZE": "4194304"}, args={"trust-remote-code": True})
     for engine in ENGINES:
         assert verdict(plain, engine, parent, tables) is None, "the entry is sound before it is damaged"
     failures = []

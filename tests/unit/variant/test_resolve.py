@@ -48,6 +48,8 @@ def test_campaigns_variant_holds_both_parts_with_their_origins(catalogue):
             "nccl.NCCL_NTHREADS": "fewchan",
             "nccl.NCCL_P2P_LEVEL": "baseline",
             "nccl.NCCL_PROTO": "baseline",
+            "patches.flashinfer_sm120_gate": "fusion",
+            "patches.sm120_allreduce_fusion": "fusion",
         },
     }
     assert unset == {}
@@ -77,6 +79,15 @@ def test_later_layers_win_and_null_takes_away(make):
     assert variant["env"] == {}
     assert variant["origins"] == {"nccl.NCCL_PROTO": "a", "nccl.NCCL_DEBUG": "override"}
     assert unset == {"nccl.NCCL_ALGO": "b", "env.TZ": "override"}
+
+
+def test_a_patch_has_the_origin_that_named_it_first(make):
+    catalogue = {"a": make(patches=["one", "two"]), "b": make(extends=["a"], patches=["two", "three", "base"])}
+    given = {"base": {"patches": ["base"]}, "host": {"patches": ["host"]}, "overrides": {"patches": ["one", "last"]}}
+    variant, _unset = resolve("b", catalogue, **given)
+    assert variant["patches"] == ["base", "host", "one", "two", "three", "last"]
+    origins = {"base": "base", "host": "host", "one": "a", "two": "a", "three": "b", "last": "override"}
+    assert variant["origins"] == {f"patches.{patch}": origin for patch, origin in origins.items()}
 
 
 def test_a_host_adds_to_its_group_and_yields_to_the_variant(make):

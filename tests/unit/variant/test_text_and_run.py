@@ -69,6 +69,14 @@ def test_an_explanation_shows_the_decimal():
     assert "  nccl.NCCL_NTHREADS  0x40 (decimal 64)  v" in text.splitlines()
 
 
+def test_an_explanation_shows_where_a_patch_came_from():
+    variant = {"name": "v", "summary": "s", "nccl": {}, "env": {}, "args": {}, "patches": ["p"], "engines": ""}
+    variant["origins"] = {"patches.p": "fusion"}
+    patches = [{"name": "p", "edition": 2, "summary": "what it does"}]
+    text = explain("host", {"variant": variant, "unset": {}, "patches": patches, "findings": []}, "0.5.9")
+    assert "  p  edition 2  what it does  fusion" in text.splitlines()
+
+
 def test_what_a_null_took_away_is_shown():
     variant = {
         "name": "v",

@@ -93,5 +93,7 @@ def key_for(module, launch):
         return None
     with open(path, encoding="utf-8") as handle:
         key = handle.read().strip()
+    if not key:
+        return None
     module.no_log_values.add(key)
     return key

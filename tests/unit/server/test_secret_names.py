@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 
 import pytest
-from ansible.module_utils.sglang_api_key import names_secret
+from ansible.module_utils.sglang_api_key import API_KEY_ENV, key_for, names_secret
 
 ROOT = pathlib.Path(__file__).parents[3]
 DATA = ROOT / "plugins" / "data"
@@ -44,3 +45,12 @@ def test_of_all_that_nccl_and_sglang_know_three_flags_are_secrets():
     assert len(nccl) > 50 and not any(names_secret(name) for name in nccl)
     known = json.loads((ROOT / "tests/fake_sglang/sglang/server_args.json").read_text())
     assert {name for name in known if names_secret(name)} <= {"api_key", "admin_api_key", "ssl_keyfile_password"}
+
+
+@pytest.mark.parametrize(("text", "key"), [("sk-1234\n", "sk-1234"), ("\n", None)])
+def test_key_of_a_file_is_hidden_and_an_empty_one_is_none(tmp_path, text, key):
+    """An empty secret would blot out the whole output."""
+    (tmp_path / "key").write_text(text)
+    module = types.SimpleNamespace(params={"api_key": None}, no_log_values=set())
+    assert key_for(module, {"env": {API_KEY_ENV: str(tmp_path / "key")}}) == key
+    assert module.no_log_values == ({key} if key else set())

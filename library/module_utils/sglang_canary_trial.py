@@ -106,13 +106,12 @@ class Trial:
     def go(self, canary, probe, key, abandoned):
         """Run the trial; fills ``verdict``, ``findings`` and the rest of the result.
 
-        :param canary: :class:`sglang_canary_run.Canary`.
+        :param canary: :class:`sglang_canary_run.Canary`, swept.
         :param probe: :class:`sglang_canary_live.LiveProbe` of the live server, or None.
         :param key: API key, or None.
         :param abandoned: function that returns whether nobody waits for the answer any more.
         :raises CanaryError: the canary cannot be started or stopped.
         """
-        canary.sweep()
         canary.forget_log()
         if probe and not probe.start():
             self._find("live-silent", "warning", "The live server does not answer, so nothing watches over it")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from ansible.module_utils import sglang_proc
@@ -132,6 +137,79 @@ def test_what_a_killed_canary_left_is_removed(root, canary):
     result = canary(root.release("aaaa1111"))
     assert result["verdict"] == "passed"
     nothing_left(root, result)
+
+
+MODULE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import ansible.module_utils
+ansible.module_utils.__path__.append(sys.argv[1] + "/module_utils")
+from ansible.module_utils.testing import patch_module_args
+import sglang_canary
+with patch_module_args(json.loads(sys.argv[2])):
+    sglang_canary.main()
+"""
+
+
+def living(root):
+    """Return the living processes of a root's canary."""
+    return [item for item in sglang_proc.scan(str(root.path / "canary")) if sglang_proc.alive(item["state"])]
+
+
+@pytest.fixture
+def killed(root, repository):
+    """Return ``killed(number, script)``: a canary whose workers wait was there when a signal ended its module."""
+
+    def kill(number, script):
+        release = root.release("aaaa1111", {"phases": {"weights": 60}, **script})
+        given = {"root": str(root.path), "release": str(release), "device": "cpu", "overhead_mb": 50, "keep_mb": 50}
+        command = [sys.executable, "-c", MODULE, str(repository / "library"), json.dumps(given)]
+        module = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        end = time.monotonic() + 30
+        while "scheduler" not in [item["role"] for item in living(root)]:
+            assert time.monotonic() < end and module.poll() is None
+            time.sleep(0.02)
+        os.killpg(module.pid, number)
+        return module.wait(20)
+
+    return kill
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_module_that_is_told_to_end_cleans_up(root, killed, number):
+    """As when its controller dies: also workers that set themselves apart, and no file is left but the log."""
+    assert killed(number, {"orphans": True, "setsid": True}) == 128 + number
+    assert not living(root)
+    assert [path.name for path in (root.path / "canary").iterdir()] == ["failed.log"]
+
+
+def test_module_that_is_killed_takes_the_canary_along(root, killed, canary):
+    """Also a worker that has not asked the kernel yet to end with its parent."""
+    assert killed(signal.SIGKILL, {"orphans": True}) == -signal.SIGKILL
+    end = time.monotonic() + 10
+    while living(root):
+        assert time.monotonic() < end, living(root)
+        time.sleep(0.02)
+    assert canary(root.release("bbbb2222"))["verdict"] == "passed"
+
+
+def test_stop_ends_what_is_left_of_a_canary(root, killed, run_module):
+    """Workers that left the group of a killed one are known by their marker."""
+    killed(signal.SIGKILL, {"orphans": True, "setsid": True})
+    left = {item["pid"] for item in living(root) if item["role"] == "scheduler"}
+    given = {"state": "stopped", "root": str(root.path), "provider": "supervisor"}
+    assert left <= set(run_module("sglang_service", given, check=True)["stopped"]) and living(root)
+    result = run_module("sglang_service", given)
+    assert result["changed"] and left <= set(result["stopped"]) and not living(root)
+    assert not run_module("sglang_service", given)["changed"]
+
+
+def test_room_that_an_earlier_canary_takes_is_got_back_first(root, killed, canary):
+    """A refusal for want of room would keep it for ever."""
+    killed(signal.SIGKILL, {"orphans": True, "setsid": True})
+    assert living(root)
+    canary(root.release("bbbb2222"), keep_mb=10**9, no_room="report")
+    assert not living(root)
 
 
 @pytest.mark.parametrize(

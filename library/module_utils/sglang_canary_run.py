@@ -135,18 +135,22 @@ class Canary:
 
     def start(self, launch, nice):
         """Start the server of a launch; return its pid."""
+        account, owner = {}, None
+        if launch["user"] and os.geteuid() == 0:
+            owner = pwd.getpwnam(launch["user"])
+            groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
+            account = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
         for name, text in {
             "launch.json": json.dumps(launch, indent=1),
             "launch.py": LAUNCH_PY,
             "start.py": START_PY,
         }.items():
-            with open(os.path.join(self.path, name), "w", encoding="utf-8") as handle:
+            # As in a release: an environment may hold a token. No link of the folder's owner is followed.
+            descriptor = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+                if owner:
+                    os.fchown(descriptor, owner.pw_uid, owner.pw_gid)
                 handle.write(text)
-        account = {}
-        if launch["user"] and os.geteuid() == 0:
-            user = pwd.getpwnam(launch["user"])
-            groups = os.getgrouplist(user.pw_name, user.pw_gid)
-            account = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
         with open(launch["log"], "ab") as log:
             self.process = subprocess.Popen(
                 [launch["argv"][0], "-I", "-S", f"{self.path}/start.py", str(os.getpid()), str(nice)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pwd
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 
 import pytest
 from ansible.module_utils import sglang_proc
+from ansible.module_utils.sglang_canary_run import Canary
 
 
 def nothing_left(root, result):
@@ -228,6 +230,23 @@ def test_model_that_does_not_count_its_layers(root, canary, text):
     (root.path / "model" / "config.json").write_text(text)
     result = canary(root.release("aaaa1111"))
     assert result["failed"] and result["verdict"] == "refused" and "config.json" in result["msg"]
+
+
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_launch_of_a_canary_is_not_for_everybody(root, user):
+    """As that of a release: its environment may hold a token."""
+    if user and os.geteuid():
+        pytest.skip("another account needs root")
+    tried = Canary(str(root.path), str(root.path / "releases" / "x-aaaa1111"))
+    tried.prepare(user)
+    launch = {"argv": ["/bin/true"], "env": {}, "cwd": tried.path, "user": user, "log": f"{tried.path}/log"}
+    try:
+        tried.start(launch, 0)
+        seen = os.stat(f"{tried.path}/launch.json")
+        assert seen.st_mode & 0o777 == 0o640
+        assert seen.st_uid == (pwd.getpwnam(user).pw_uid if user else os.geteuid())
+    finally:
+        tried.sweep()
 
 
 def test_root_that_is_too_long_for_sockets(root, canary, monkeypatch):

@@ -284,8 +284,10 @@ class Watch:
     def _one_generation(self, once=False):
         prompt = PROMPTS[len(self.generations) % len(PROMPTS)]
         limit = self.options.generation_timeout
-        begin = time.monotonic()
+        first = time.monotonic()
         while True:
+            # Tokens that somebody got in this attempt count, not those of an attempt before it.
+            begin = time.monotonic()
             try:
                 answer = yield from self._call(self.client.generate, prompt, self.options.max_tokens, limit=limit)
                 break
@@ -297,7 +299,7 @@ class Watch:
                 # 503: still warming up. Tokens that flow elsewhere: busy, not dead; the whole limit ends it.
                 # A connection that is closed unanswered may be one of a start; one look asks no second time.
                 final = problem.kind in ("http", "invalid") and problem.status != 503
-                closed = problem.kind == "refused" and time.monotonic() - begin >= limit
+                closed = problem.kind == "refused" and time.monotonic() - first >= limit
                 if final or closed or (once and problem.kind != "timeout"):
                     raise NotReadyError(cause("generation_failed", self.log.phase, str(problem))) from None
             yield from self._pause(HEALTH_INTERVAL)

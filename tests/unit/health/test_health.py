@@ -53,6 +53,23 @@ def test_health_200_with_a_dead_generation_fails_within_the_generation_limit(sta
     assert "Port open, health: 200, generation: " in result["msg"]
 
 
+def test_one_token_of_another_client_does_not_hide_a_dead_generation(start, health, monkeypatch):
+    """It flowed in the first attempt; the second one is as long as the limit and no more."""
+    release = start({"generation": {"mode": "silent"}})
+    real, asked = sglang_client.Client.generate, []
+
+    def generate(self, *args):
+        asked.append(args)
+        if len(asked) == 1:
+            with open(release.launch["log"], "a", encoding="utf-8") as log:
+                log.write("[2026-01-01 00:00:00 TP0] Decode batch, #running-req: 1, #token: 9\n")
+        return real(self, *args)
+
+    monkeypatch.setattr(sglang_client.Client, "generate", generate)
+    assert signature(health(release, generation_timeout=1)) == "generation_dead"
+    assert len(asked) == 2
+
+
 def test_serving_two_and_then_hanging_is_found_by_the_third(start, health):
     result = health(start({"generation": {"mode": "silent", "after": 2}}), generation_timeout=1)
     assert signature(result) == "generation_dead"

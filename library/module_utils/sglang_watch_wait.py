@@ -91,6 +91,7 @@ class Watch:
         self.generation = "not asked"
         self.generations = []
         self.served_model = None
+        self.answered = None
         self.busy = False
         self.proven = False
         self._abandoned = abandoned
@@ -168,7 +169,12 @@ class Watch:
         phase = self.log.phase
         if self.elapsed >= self.options.timeout:
             raise NotReadyError(cause("timeout", phase, self.last_error))
-        silent = time.monotonic() - self.log.moved
+        now, limit = time.monotonic(), self.options.silence["ready"]
+        # All generations came and only /health fails; while tokens flow to somebody it may just be busy.
+        if self.answered and self.health != "200" and now - max(self.answered, self.log.tokens_moved or 0) >= limit:
+            detail = f"/health: {self.health}, {now - self.answered:.0f} s after {len(self.generations)} generations"
+            raise NotReadyError(cause("health_failed", phase, detail))
+        silent = now - self.log.moved
         if phase in ("ready", "serving") or silent < self.options.silence[phase]:
             return
         compilers = self.processes.compiling()
@@ -264,6 +270,7 @@ class Watch:
         while len(self.generations) < self.options.generations:
             yield from self._one_generation()
         self.prove_listener()
+        self.answered = time.monotonic()
 
     def _check_model(self):
         end = time.monotonic() + self.options.request_timeout

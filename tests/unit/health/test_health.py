@@ -12,7 +12,7 @@ import time
 
 import pytest
 import requests
-from ansible.module_utils import sglang_client, sglang_proc, sglang_watch_processes
+from ansible.module_utils import sglang_client, sglang_proc, sglang_watch, sglang_watch_processes
 from ansible.module_utils.sglang_watch_processes import state_of
 from ansible.module_utils.sglang_watch_stacks import dump
 
@@ -254,6 +254,13 @@ def test_a_busy_server_is_not_called_dead(start, health):  # F25
         time.sleep(0.05)
     result = health(release, state="probe", generations=0)
     assert result["ready"] and result["busy"]
+
+
+def test_health_that_never_comes_after_the_generations_ends_the_wait(start, health, monkeypatch):
+    monkeypatch.setitem(sglang_watch.SILENCE, "ready", 1.0)
+    result = health(start({"health": {"status": 503}}))
+    assert signature(result) == "health_failed"  # and not the limit of the whole wait
+    assert len(result["generations"]) == 3 and "/health: 503, 1 s after 3 generations" in result["msg"]
 
 
 def test_503_without_any_tokens_is_not_ready(start, health):

@@ -17,7 +17,7 @@ description:
   - It lives in C(<root>/canary) with a marker of its own, so that neither stop knows the other server. Nothing is
     written into a release, and nothing is left. The log of a canary that failed is kept as C(<root>/canary/failed.log).
   - It starts only where it fits into what is free. The live server is asked for a few tokens all the time; a canary
-    that hurts it is stopped.
+    that hurts it is stopped, and none is started beside one whose answers take too long to be measured.
   - It ends with the module, however that ends. Each verdict is appended to the ledger.
 author:
   - the sglang deploy authors

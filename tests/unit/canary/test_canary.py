@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from ansible.module_utils import sglang_proc
+from ansible.module_utils import sglang_canary_live, sglang_proc
 from ansible.module_utils.sglang_canary_run import Canary
 
 
@@ -104,6 +104,24 @@ def test_live_server_that_does_not_answer_is_not_watched(root, canary):
     result = canary(root.release("bbbb2222"))
     assert result["verdict"] == "passed" and result["live"] is None
     assert [item["rule"] for item in result["findings"] if item["level"] == "warning"] == ["live-silent"]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ({"generation": {"mode": "silent"}}, [], "0 of 5 requests for 4 tokens were answered within 1 s"),
+        ({"token_seconds": 0.1}, [], "too slow to measure"),
+        ({}, ["--api-key", "a-key-of-the-test"], "asks for another API key"),
+    ],
+)
+def test_live_server_that_cannot_be_measured_keeps_its_protection(root, canary, monkeypatch, script, flags, words):
+    """The busiest server is the one that is hurt first; nothing is started beside it."""
+    monkeypatch.setattr(sglang_canary_live, "LIMIT", 1.0)
+    root.serve(root.release("aaaa1111", script, flags=flags))
+    result = canary(root.release("bbbb2222"), live_interval=0.1)
+    assert result["failed"] and result["verdict"] == "refused" and result["port"] is None
+    assert "[canary/live-unmeasured]" in result["msg"] and words in result["msg"]
+    assert not (root.path / "canary").exists()
 
 
 def test_no_room(root, canary):

@@ -17,7 +17,7 @@ description:
   - It lives in C(<root>/canary) with a marker of its own, so that neither stop knows the other server. Nothing is
     written into a release, and nothing is left. The log of a canary that failed is kept as C(<root>/canary/failed.log).
   - It starts only where it fits into what is free. The live server is asked for a few tokens all the time; a canary
-    that hurts it is stopped.
+    that hurts it is stopped, and none is started beside one whose answers take too long to be measured.
   - It ends with the module, however that ends. Each verdict is appended to the ledger.
 author:
   - the sglang deploy authors
@@ -228,7 +228,7 @@ from ansible.module_utils import sglang_canary_plan, sglang_ledger, sglang_proc,
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_api_key import key_for
 from ansible.module_utils.sglang_canary_live import LiveProbe
-from ansible.module_utils.sglang_canary_run import Canary, CanaryError
+from ansible.module_utils.sglang_canary_run import Canary, CanaryError, ended_in_order
 from ansible.module_utils.sglang_canary_trial import Trial
 from ansible.module_utils.sglang_client import Client, need_requests
 from ansible.module_utils.sglang_findings import errors, finding, summary
@@ -315,7 +315,11 @@ def main():
     silence = {phase: sglang_watch.SILENCE[phase] / 2 for phase in TIMED_PHASES}
     silence.update({name: value for name, value in params["phase_silence"].items() if value is not None})
     elsewhere = sglang_canary_plan.not_possible(launch)
+    canary = Canary(params["root"], release)
     try:
+        if not module.check_mode:
+            # What a killed one left would take the room of this one.
+            canary.sweep()
         trial = Trial(params, release, launch, module.run_command, dict(sglang_watch.SILENCE, **silence), result)
         if elsewhere:
             result["verdict"] = "not_exercised"
@@ -326,8 +330,8 @@ def main():
             result["verdict"] = "no_room"
         elif not module.check_mode:
             _launch, probe = live_server(module)
-            with kept_fresh(params["root"]):
-                trial.go(Canary(params["root"], release), probe, key_for(module, launch), unheard)
+            with kept_fresh(params["root"]), ended_in_order():
+                trial.go(canary, probe, key_for(module, launch), unheard)
     except (CanaryError, OSError, ValueError) as problem:
         result["verdict"] = "refused"
         result["findings"].append(finding("canary", "not-started", "error", f"The canary did not run: {problem}"))

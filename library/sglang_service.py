@@ -11,8 +11,10 @@ short_description: Start or stop the server of a release
 description:
   - C(started) returns as soon as the server process runs, long before it is ready. A process that dies in its first
     moments fails the task with the first error of its log.
-  - C(stopped) sends SIGTERM to the server, kills what outlives it, and returns when no process of the root is left and
-    the port is free. Only processes that carry the marker of a release below O(root) are signalled.
+  - C(stopped) sends SIGTERM to the server, kills what outlives it, and returns when no process of the root is left, the
+    port and those that SGLang derives from it are free, and the driver lists none of these processes as a user of GPU
+    memory. It fails with the holder's name otherwise. Only processes that carry the marker of a release below O(root)
+    are signalled. A canary that runs ends too.
   - Every start and stop is appended to the ledger.
   - With O(activate) the link C(current) moves to the release in the same call, as C(state=active) of M(sglang_release)
     moves it, after it is known that the release may start and before anything is stopped.

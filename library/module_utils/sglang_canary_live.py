@@ -15,6 +15,14 @@ PROMPT = "The capital of France is"
 LIMIT = 30.0
 
 
+class UnmeasuredError(Exception):
+    """The live server lives and how fast it answers is not known; the message says why. ``kind`` as of ClientError."""
+
+    def __init__(self, kind, message):
+        super().__init__(message)
+        self.kind = kind
+
+
 class LiveProbe:
     """Asks one server for a few tokens, one request at a time, from a thread of its own.
 
@@ -22,12 +30,15 @@ class LiveProbe:
     :param factor: how many times as long as before a request may take.
     :param floor: seconds that a request may take in any case.
     :param interval: seconds between two requests.
+    :param limit: seconds for one request, and for those before the canary together; :data:`LIMIT` by default.
     """
 
-    def __init__(self, client, factor, floor, interval, limit=LIMIT):
-        self.client, self.factor, self.floor, self.interval, self.limit = client, factor, floor, interval, limit
+    def __init__(self, client, factor, floor, interval, limit=None):
+        self.client, self.factor, self.floor, self.interval = client, factor, floor, interval
+        self.limit = limit or LIMIT
         self.seconds = {phase: [] for phase in PHASES}
         self.failures = []
+        self._kind = None
         self._phase = "before"
         self._asked = None
         self._over = threading.Event()
@@ -36,13 +47,20 @@ class LiveProbe:
     def start(self):
         """Begin, and return when the latency before the canary is known.
 
-        :returns: whether the server answers; one that does not cannot be hurt and is not watched.
+        :returns: whether the server answers; one that refuses connections or answers errors cannot be hurt and is not
+            watched.
+        :raises UnmeasuredError: it is too busy to answer, or asks for another key: it needs its protection most.
         """
         self._thread.start()
         self._some("before")
-        if self.failures:
-            self.stop()
-        return not self.failures
+        answered = len(self.seconds["before"])
+        if answered >= PROBES:
+            return True
+        self.stop()
+        if self._kind in ("refused", "http"):
+            return False
+        said = f"{answered} of {PROBES} requests for {TOKENS} tokens were answered within {self.limit:g} s"
+        raise UnmeasuredError(self._kind, "; ".join([said, *self.failures]))
 
     def phase(self, name):
         """Count what is asked from now on as of another phase."""
@@ -72,6 +90,7 @@ class LiveProbe:
                 self.client.generate(PROMPT, TOKENS, self.limit)
             except ClientError as problem:
                 if not self._over.is_set():
+                    self._kind = self._kind or problem.kind
                     self.failures.append(f"{problem} ({phase} the canary)")
             else:
                 self.seconds[phase].append(time.monotonic() - begin)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
+import sys
 import time
 
 from ansible.module_utils import sglang_canary_plan, sglang_proc, sglang_terminate
@@ -21,6 +24,15 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit("the canary's parent is gone")
 os.nice(int(sys.argv[2]))
 runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py"), run_name="__main__")
+"""
+# Its standard input ends with the module, however that ends: then nothing of the server's group may outlive it either.
+GUARD_PY = """\
+import os, signal, sys
+sys.stdin.read()
+try:
+    os.killpg(int(sys.argv[1]), signal.SIGKILL)
+except ProcessLookupError:
+    pass
 """
 # A path of sockets below it: 107 bytes, of which SGLang's temporary names take eleven.
 _MAX_TMP = 107 - 12
@@ -50,6 +62,23 @@ class CanaryWatch(Watch):
         super().look()
 
 
+@contextlib.contextmanager
+def ended_in_order():
+    """Let SIGTERM and SIGHUP end the block by SystemExit, so that it cleans up; Ansible ends a module by a signal."""
+
+    def end(number, _frame):
+        for again in before:
+            signal.signal(again, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Canary:
     """The run directory and the process of one canary.
 
@@ -60,7 +89,7 @@ class Canary:
     def __init__(self, root, release):
         self.base = sglang_canary_plan.canary_root(root)
         self.path = sglang_canary_plan.canary_path(root, release)
-        self.process = None
+        self.process = self.guard = None
 
     def sweep(self, timeout=5.0):
         """Stop what runs of any canary of this root and remove its files; return the pids that were found.
@@ -75,6 +104,10 @@ class Canary:
             # What has its marker is gone; a start that had not come so far goes now.
             self.process.kill()
             self.process.wait()
+        if self.guard:
+            # Before the group's number can be another's.
+            self.guard.kill()
+            self.guard.communicate()
         shutil.rmtree(os.path.join(self.base, "releases"), ignore_errors=True)
         try:
             os.rmdir(self.base)
@@ -102,18 +135,22 @@ class Canary:
 
     def start(self, launch, nice):
         """Start the server of a launch; return its pid."""
+        account, owner = {}, None
+        if launch["user"] and os.geteuid() == 0:
+            owner = pwd.getpwnam(launch["user"])
+            groups = os.getgrouplist(owner.pw_name, owner.pw_gid)
+            account = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": groups}
         for name, text in {
             "launch.json": json.dumps(launch, indent=1),
             "launch.py": LAUNCH_PY,
             "start.py": START_PY,
         }.items():
-            with open(os.path.join(self.path, name), "w", encoding="utf-8") as handle:
+            # As in a release: an environment may hold a token. No link of the folder's owner is followed.
+            descriptor = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+                if owner:
+                    os.fchown(descriptor, owner.pw_uid, owner.pw_gid)
                 handle.write(text)
-        account = {}
-        if launch["user"] and os.geteuid() == 0:
-            user = pwd.getpwnam(launch["user"])
-            groups = os.getgrouplist(user.pw_name, user.pw_gid)
-            account = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
         with open(launch["log"], "ab") as log:
             self.process = subprocess.Popen(
                 [launch["argv"][0], "-I", "-S", f"{self.path}/start.py", str(os.getpid()), str(nice)],
@@ -126,6 +163,14 @@ class Canary:
                 env={sglang_proc.MARKER: self.path, "LANG": "C.UTF-8"},
                 **account,
             )
+        # Not by the server's account, and in a session of its own: who ends the module's group does not end this.
+        self.guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", GUARD_PY, str(self.process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         stat = sglang_proc.stat_of(self.process.pid, "/proc")
         note = {"pgid": self.process.pid, "start": stat["start"] if stat else 0, "boot_id": sglang_proc.boot_id()}
         # The server's account owns the folder by now: no link of its own is followed.

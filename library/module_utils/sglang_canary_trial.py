@@ -7,6 +7,7 @@ import os
 from ansible.module_utils import sglang_canary_plan as plan
 from ansible.module_utils import sglang_canary_room
 from ansible.module_utils.sglang_activation_rules import judge
+from ansible.module_utils.sglang_canary_live import UnmeasuredError
 from ansible.module_utils.sglang_canary_run import CanaryWatch, Disturbed, memory_back
 from ansible.module_utils.sglang_client import Call, Client, ClientError
 from ansible.module_utils.sglang_findings import errors, finding
@@ -106,17 +107,20 @@ class Trial:
     def go(self, canary, probe, key, abandoned):
         """Run the trial; fills ``verdict``, ``findings`` and the rest of the result.
 
-        :param canary: :class:`sglang_canary_run.Canary`.
+        :param canary: :class:`sglang_canary_run.Canary`, swept.
         :param probe: :class:`sglang_canary_live.LiveProbe` of the live server, or None.
         :param key: API key, or None.
         :param abandoned: function that returns whether nobody waits for the answer any more.
         :raises CanaryError: the canary cannot be started or stopped.
         """
-        canary.sweep()
         canary.forget_log()
-        if probe and not probe.start():
-            self._find("live-silent", "warning", "The live server does not answer, so nothing watches over it")
-            probe = None
+        try:
+            if probe and not probe.start():
+                self._find("live-silent", "warning", "The live server does not answer, so nothing watches over it")
+                probe = None
+        except UnmeasuredError as problem:
+            self._unmeasured(problem)
+            return
         ports = plan.free_ports()
         self.result.update(port=ports[0], layers=self.layers)
         verdict = "refused"
@@ -151,6 +155,16 @@ class Trial:
                 self._find("live-hurt", "error", "The live server failed a request", "; ".join(probe.failures))
         if errors(self.result["findings"]) and verdict == "passed":
             self.result["verdict"] = "refused"
+
+    def _unmeasured(self, problem):
+        self.result["verdict"] = "refused"
+        if problem.kind == "unauthorised":
+            text, advice = "The live server asks for another API key than the one given", "give its key"
+        else:
+            text = "The live server is too slow to measure, so nothing could keep the canary from hurting it"
+            advice = "try it when the server has less to do"
+        way = "or try it in its place with -e canary_downtime=true"
+        self._find("live-unmeasured", "error", text, str(problem), f"{advice}, {way}")
 
     def _try(self, canary, launch, probe, key, abandoned):
         client = Client(launch["endpoint"], key)

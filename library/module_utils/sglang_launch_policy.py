@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 
 try:
@@ -41,8 +42,32 @@ def oom_kills():
         return None
 
 
+def gone(run):
+    """Return whether a run began on this very host and its process is dead, as :func:`sglang_lock.judge` finds out.
+
+    :param run: ``run`` of the lock; anything else is never known to be dead.
+    """
+    try:
+        if run["controller"] != socket.gethostname() or not run["boot_id"]:
+            return False
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
+            if run["boot_id"] != handle.read().strip():
+                return True
+        if run.get("pid_ns") not in (None, "", os.readlink("/proc/self/ns/pid")):
+            return False
+        pid, start = int(run["pid"]), str(run["pid_start"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return False
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
+            field = handle.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return not field or field[0] in "ZXx" or field[19] != start
+
+
 def holder(root):
-    """Return who holds the deploy lock and has shown a sign of life, as a text; empty where nobody does."""
+    """Return who holds the deploy lock and may still live, as a text; empty where nobody does."""
     path = os.path.join(root, "lock")
     try:
         if time.time() - os.stat(path).st_mtime > LOCK_LIMIT:
@@ -50,6 +75,8 @@ def holder(root):
     except OSError:
         return ""
     run = read_json(path).get("run") or {}
+    if gone(run):
+        return ""
     return f"run {run.get('id')} of {run.get('user')} has the deploy lock"
 
 

@@ -59,7 +59,7 @@ def lives(pid, start):
 
 
 def below(server):
-    """Return ``{(pid, start): name}`` of what lives below a server, and of the workers that are its zombies."""
+    """Return ``{(pid, start): (name, ppid)}`` of what lives below a server, and of the workers that are its zombies."""
     table = {int(name): stat_of(name) for name in os.listdir("/proc") if name.isdigit()}
     found = {}
     for pid, stat in table.items():
@@ -67,15 +67,17 @@ def below(server):
         while above and above != server:
             above = table[above][2] if table.get(above) else None
         if above:
-            found[(pid, stat[3])] = stat[0]
+            found[(pid, stat[3])] = (stat[0], stat[2])
     return found
 
 
 def workers(children):
     """Return ``{(pid, start): title}`` of the schedulers and detokenizers among the processes of :func:`below`."""
     found = {}
-    for (pid, start), name in children.items():
-        if name.startswith(TITLES):
+    titled = {pid for (pid, _start), (name, _above) in children.items() if name.startswith(TITLES)}
+    for (pid, start), (name, above) in children.items():
+        # A worker that runs a program forks first: until it has become that program the child has the worker's name.
+        if pid in titled and above not in titled:
             try:
                 with open(f"/proc/{pid}/cmdline", "rb") as handle:
                     found[(pid, start)] = handle.read().split(b"\0")[0].decode("utf-8", "replace").strip() or name
@@ -352,7 +354,7 @@ class Watch:
         if self.told:
             self.give_up()
             return
-        compiling = not probe.COMPILERS.isdisjoint(children.values())
+        compiling = not probe.COMPILERS.isdisjoint(name for name, _above in children.values())
         text = self.probe.look(compiling, not policy.holder(self.root))
         # The probe's own thread may have heard the first token since the last look.
         if self.awaited and self.probe.served:

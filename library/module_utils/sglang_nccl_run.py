@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -139,7 +140,9 @@ class Workers:
         if self.process is None:
             return self.left
         leader = self.process.pid
-        self.process.stdin.close()
+        # A program that is gone has not read the last request.
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
         deadline = time.monotonic() + 10
         while True:
             left = session_members(leader)

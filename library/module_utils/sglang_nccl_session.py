@@ -218,7 +218,9 @@ class Session:
         try:
             yield folder
         except sglang_nccl_run.WorkerError as error:
-            raise ProbeError(f"python: {error}") from error
+            self.look_back(before)
+            left = [f"{item['message'].rstrip('.')} ({item['evidence']})" for item in self.findings]
+            raise ProbeError("; ".join([f"python: {error}", *left])) from error
         finally:
             shutil.rmtree(folder)
         self.look_back(before)

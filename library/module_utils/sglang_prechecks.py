@@ -11,6 +11,7 @@ import re
 
 from ansible.module_utils.sglang_engine import EngineError, find_interpreter
 from ansible.module_utils.sglang_findings import errors, finding
+from ansible.module_utils.sglang_ports import derived_ports
 from ansible.module_utils.sglang_proc import describe
 
 RUNG = "precheck"
@@ -19,9 +20,6 @@ MAX_ROOT = 80
 MB = 1 << 20
 # A CPU engine has about 30,000 files.
 ENGINE_INODES = 40_000
-# SGLang's PortArgs with DP attention: rendezvous at the HTTP port + 233, then up to six ports after it.
-DP_PORT_DELTA = 233
-DP_PORTS = 7
 
 
 def report(rule, level, message, evidence="", advice=""):
@@ -225,27 +223,6 @@ def url_of(address, port):
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
-def derived_ports(wanted):
-    """Return ``{port: flag or reason}`` that SGLang takes besides the HTTP port, as 0.5.9 to 0.5.23 derive them.
-
-    On one host without DP attention everything else is a UNIX socket or a port that SGLang finds free by itself.
-    """
-    args = wanted["args"]
-    found = {}
-    if args.get("nccl-port"):
-        found[int(args["nccl-port"])] = "nccl-port"
-    match = re.search(r":(\d+)$", str(args.get("dist-init-addr") or ""))
-    base = int(match.group(1)) if match else None
-    if base:
-        found[base] = "dist-init-addr"
-    if str(args.get("enable-dp-attention")).lower() == "true":
-        if base is None:
-            base = wanted["port"] + DP_PORT_DELTA
-            base = base if base <= 65535 else wanted["port"] - DP_PORT_DELTA
-        found.update({base + offset: "enable-dp-attention" for offset in range(DP_PORTS) if base + offset <= 65535})
-    return found
-
-
 def port(wanted, host):
     """The HTTP port is free, or held by a release of this root; so are the ports that SGLang derives."""
     number = wanted["port"]
@@ -271,7 +248,7 @@ def port(wanted, host):
                 "stop it, or give another sglang_server_port",
             )
         )
-    for other, reason in sorted(derived_ports(wanted).items()):
+    for other, reason in sorted(derived_ports(wanted["args"], wanted["port"]).items()):
         found += [
             report(
                 "port-derived",

@@ -8,7 +8,14 @@ import os
 import re
 import time
 
-from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc, sglang_release_step, sglang_terminate
+from ansible.module_utils import (
+    sglang_canary_plan,
+    sglang_ledger,
+    sglang_lock,
+    sglang_proc,
+    sglang_release_step,
+    sglang_terminate,
+)
 from ansible.module_utils.sglang_provider import ProviderError, Supervisor, Systemd, detect, write_if_changed
 from ansible.module_utils.sglang_release_store import ReleaseError
 
@@ -178,6 +185,18 @@ class Service:
             self._record("stop", release=release, pid=stopped[0], killed=killed, elapsed=done["elapsed"])
         return True
 
+    def _end_canary(self):
+        """End what is left of a canary, whose module may have been killed; return whether there was anything."""
+        base = sglang_canary_plan.canary_root(self.root)
+        left = [item["pid"] for item in sglang_proc.scan(base) if sglang_proc.alive(item["state"])]
+        self.out["stopped"] += left
+        if left and not self.check_mode:
+            try:
+                self.out["killed"] += sglang_terminate.terminate(base, timeout=5.0, grace=1.0)["killed"]
+            except sglang_terminate.TerminateError as error:
+                raise ServiceError(f"The canary could not be stopped: {error}") from error
+        return bool(left)
+
     def stopped(self):
         """Reach the state stopped.
 
@@ -185,6 +204,7 @@ class Service:
         """
         try:
             self.out["changed"] = self._terminate()
+            self.out["changed"] |= self._end_canary()
             if not self.check_mode:
                 self.provider.settle()
             self.out["changed"] |= self.provider.close(self.check_mode)

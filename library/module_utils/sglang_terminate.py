@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import time
 
-from ansible.module_utils.sglang_proc import alive, describe, launch_of, listeners, port_of, scan, stat_of
+from ansible.module_utils.sglang_ports import flags_of, ports_of
+from ansible.module_utils.sglang_proc import alive, describe, launch_of, listeners, scan, stat_of
+
+COMPUTE = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
 
 
 class TerminateError(Exception):
-    """A process would not die, or the port stayed taken. ``killed`` and ``elapsed`` (seconds) tell what was done."""
+    """A process would not die, or kept port or GPU memory. ``killed`` and ``elapsed`` (seconds) tell what was done."""
 
     def __init__(self, message, killed=(), elapsed=0.0):
         super().__init__(message)
@@ -33,29 +37,41 @@ def _signal(item, number, proc, kill):
     return True
 
 
+def gpu_holders(pids):
+    """Return ``{pid: memory}`` of those processes that the driver still lists; empty where no driver answers."""
+    try:
+        done = subprocess.run(COMPUTE, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = [line.partition(",") for line in done.stdout.splitlines()]
+    return {int(pid): used.strip() for pid, _, used in rows if pid.strip().isdigit() and int(pid) in pids}
+
+
 def terminate(path, timeout=60.0, ports=(), grace=2.0, kill_timeout=10.0, spare=(), proc="/proc", kill=os.kill):
-    """Stop every process of a root, or of one release, and wait until their ports are free.
+    """Stop every process of a root, or of one release, and wait until their ports and their GPU memory are free.
 
     SIGTERM goes to the topmost processes only, because the server drains its requests and takes its children along.
     What outlives it by ``grace`` seconds is killed: the group, and whatever else carries the marker.
 
     :param path: the root, or one release (``.../releases/<id>``).
     :param timeout: seconds that a topmost process may take after SIGTERM.
-    :param ports: TCP ports to wait for, added to those of the launch.json of each release found.
+    :param ports: TCP ports to wait for, added to those of the launch.json of each release found, derived ones too.
     :param spare: release paths whose processes are left alone.
     :returns: ``{found: [pid], killed: [{pid, role, comm, release, signal}], elapsed}``; ``killed`` holds what SIGTERM
         did not stop, ``elapsed`` is in seconds.
-    :raises TerminateError: a process will not die, may not be signalled, or a port stays taken; the message names them.
+    :raises TerminateError: a process will not die, may not be signalled, or keeps a port or GPU memory; the message
+        names it.
     """
     begin = time.monotonic()
-    ports, found, killed = set(ports), set(), {}
+    ports, found, killed, devices = set(ports), set(), {}, set()
 
     def living():
         items = [item for item in scan(path, proc) if alive(item["state"]) and item["release"] not in spare]
         for release in {item["release"] for item in items}:
-            port = port_of(launch_of(release))
-            if port:
-                ports.add(port)
+            launch = launch_of(release)
+            ports.update(ports_of(launch))
+            if launch.get("argv"):
+                devices.add(flags_of(launch["argv"]).get("device"))
         found.update(item["pid"] for item in items)
         return items
 
@@ -99,9 +115,11 @@ def terminate(path, timeout=60.0, ports=(), grace=2.0, kill_timeout=10.0, spare=
         fail("still alive after SIGKILL: " + "; ".join(describe(item) for item in living()))
 
     def taken():
-        return [item for port in sorted(ports) for item in listeners(port, proc)]
+        return [(port, item) for port in sorted(ports) for item in listeners(port, proc)]
 
     if not wait(kill_timeout, lambda: not taken()):
-        named = ", ".join(str(port) for port in sorted(ports))
-        fail(f"port {named} is still taken by " + "; ".join(describe(item) for item in taken()))
+        fail("; ".join(f"port {port} is still taken by {describe(item)}" for port, item in taken()))
+    if devices - {"cpu"} and not wait(kill_timeout, lambda: not gpu_holders(found)):
+        held = gpu_holders(found)
+        fail("GPU memory is still held by " + ", ".join(f"pid {pid} ({used})" for pid, used in sorted(held.items())))
     return {"found": sorted(found), "killed": list(killed.values()), "elapsed": round(time.monotonic() - begin, 3)}

@@ -91,6 +91,7 @@ class Watch:
         self.generation = "not asked"
         self.generations = []
         self.served_model = None
+        self.answered = None
         self.busy = False
         self.proven = False
         self._abandoned = abandoned
@@ -168,7 +169,12 @@ class Watch:
         phase = self.log.phase
         if self.elapsed >= self.options.timeout:
             raise NotReadyError(cause("timeout", phase, self.last_error))
-        silent = time.monotonic() - self.log.moved
+        now, limit = time.monotonic(), self.options.silence["ready"]
+        # All generations came and only /health fails; while tokens flow to somebody it may just be busy.
+        if self.answered and self.health != "200" and now - max(self.answered, self.log.tokens_moved or 0) >= limit:
+            detail = f"/health: {self.health}, {now - self.answered:.0f} s after {len(self.generations)} generations"
+            raise NotReadyError(cause("health_failed", phase, detail))
+        silent = now - self.log.moved
         if phase in ("ready", "serving") or silent < self.options.silence[phase]:
             return
         compilers = self.processes.compiling()
@@ -264,6 +270,7 @@ class Watch:
         while len(self.generations) < self.options.generations:
             yield from self._one_generation()
         self.prove_listener()
+        self.answered = time.monotonic()
 
     def _check_model(self):
         end = time.monotonic() + self.options.request_timeout
@@ -284,8 +291,10 @@ class Watch:
     def _one_generation(self, once=False):
         prompt = PROMPTS[len(self.generations) % len(PROMPTS)]
         limit = self.options.generation_timeout
-        begin = time.monotonic()
+        first = time.monotonic()
         while True:
+            # Tokens that somebody got in this attempt count, not those of an attempt before it.
+            begin = time.monotonic()
             try:
                 answer = yield from self._call(self.client.generate, prompt, self.options.max_tokens, limit=limit)
                 break
@@ -297,7 +306,7 @@ class Watch:
                 # 503: still warming up. Tokens that flow elsewhere: busy, not dead; the whole limit ends it.
                 # A connection that is closed unanswered may be one of a start; one look asks no second time.
                 final = problem.kind in ("http", "invalid") and problem.status != 503
-                closed = problem.kind == "refused" and time.monotonic() - begin >= limit
+                closed = problem.kind == "refused" and time.monotonic() - first >= limit
                 if final or closed or (once and problem.kind != "timeout"):
                     raise NotReadyError(cause("generation_failed", self.log.phase, str(problem))) from None
             yield from self._pause(HEALTH_INTERVAL)

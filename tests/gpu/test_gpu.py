@@ -15,6 +15,17 @@ sys.path.insert(0, str(RUNNER.parent))
 import run  # noqa: E402
 
 
+def test_a_refusal_for_another_reason_is_not_as_expected():
+    """A typing error of the inventory fails as well; each step that must be refused says by which words."""
+    assert run.as_expected(0, "", "") and not run.as_expected(2, "", "") and not run.as_expected(124, "", "")
+    word = "[probe/probe-fails]"
+    assert run.as_expected(2, f"fatal: {word} variant tree fails", word)
+    assert not run.as_expected(2, "fatal: [lint/flag-unknown]", word)
+    assert not run.as_expected(0, word, word) and not run.as_expected(124, word, word)
+    refused = {name: refusal for name, _play, _limit, refusal, _gpus in run.STEPS if refusal}
+    assert refused == {"tree_forced": word, "fusion_inactive": "[verify/allreduce-fusion]"}
+
+
 def test_verbs_on_gpus(tmp_path):
     """Every step of the runner ends as it must, and the GPUs are as free afterwards as before."""
     bundle = os.environ.get("SGLANG_GPU_BUNDLE")

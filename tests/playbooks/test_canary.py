@@ -68,7 +68,7 @@ def test_killed_controller_leaves_no_canary(node):
     wait_for(lambda: marked(node.root / "canary"), "the canary", 60)
     run.kill(group=True)
     run.process.wait()
-    wait_for(lambda: not marked(node.root / "canary"), "the end of the canary", 60)
+    wait_for(lambda: not marked(node.root / "canary"), "the end of the canary", 20)
     assert node.serves(node.current) == pid
     node.deploy("proto_auto", canary=True).succeeded()
     assert node.ledger("canary")[-1]["verdict"] == "passed"

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from ansible.module_utils import sglang_proc
 
 FAKE = pathlib.Path(__file__).resolve().parents[2] / "fake_sglang"
 CONFIG = {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 1024, "layer_types": ["full"] * 8}
@@ -97,6 +98,11 @@ def root(tmp_path):
         except ProcessLookupError:
             pass
         process.wait()
+    for item in sglang_proc.scan(str(tmp_path / "canary")):
+        try:
+            os.kill(item["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 @pytest.fixture

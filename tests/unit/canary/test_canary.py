@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import pwd
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from ansible.module_utils import sglang_proc
+from ansible.module_utils import sglang_canary_live, sglang_proc
+from ansible.module_utils.sglang_canary_run import Canary
 
 
 def nothing_left(root, result):
@@ -99,6 +106,24 @@ def test_live_server_that_does_not_answer_is_not_watched(root, canary):
     assert [item["rule"] for item in result["findings"] if item["level"] == "warning"] == ["live-silent"]
 
 
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ({"generation": {"mode": "silent"}}, [], "0 of 5 requests for 4 tokens were answered within 1 s"),
+        ({"token_seconds": 0.1}, [], "too slow to measure"),
+        ({}, ["--api-key", "a-key-of-the-test"], "asks for another API key"),
+    ],
+)
+def test_live_server_that_cannot_be_measured_keeps_its_protection(root, canary, monkeypatch, script, flags, words):
+    """The busiest server is the one that is hurt first; nothing is started beside it."""
+    monkeypatch.setattr(sglang_canary_live, "LIMIT", 1.0)
+    root.serve(root.release("aaaa1111", script, flags=flags))
+    result = canary(root.release("bbbb2222"), live_interval=0.1)
+    assert result["failed"] and result["verdict"] == "refused" and result["port"] is None
+    assert "[canary/live-unmeasured]" in result["msg"] and words in result["msg"]
+    assert not (root.path / "canary").exists()
+
+
 def test_no_room(root, canary):
     """Refused with the figure, or reported; nothing is started."""
     release = root.release("aaaa1111")
@@ -134,6 +159,79 @@ def test_what_a_killed_canary_left_is_removed(root, canary):
     nothing_left(root, result)
 
 
+MODULE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import ansible.module_utils
+ansible.module_utils.__path__.append(sys.argv[1] + "/module_utils")
+from ansible.module_utils.testing import patch_module_args
+import sglang_canary
+with patch_module_args(json.loads(sys.argv[2])):
+    sglang_canary.main()
+"""
+
+
+def living(root):
+    """Return the living processes of a root's canary."""
+    return [item for item in sglang_proc.scan(str(root.path / "canary")) if sglang_proc.alive(item["state"])]
+
+
+@pytest.fixture
+def killed(root, repository):
+    """Return ``killed(number, script)``: a canary whose workers wait was there when a signal ended its module."""
+
+    def kill(number, script):
+        release = root.release("aaaa1111", {"phases": {"weights": 60}, **script})
+        given = {"root": str(root.path), "release": str(release), "device": "cpu", "overhead_mb": 50, "keep_mb": 50}
+        command = [sys.executable, "-c", MODULE, str(repository / "library"), json.dumps(given)]
+        module = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        end = time.monotonic() + 30
+        while "scheduler" not in [item["role"] for item in living(root)]:
+            assert time.monotonic() < end and module.poll() is None
+            time.sleep(0.02)
+        os.killpg(module.pid, number)
+        return module.wait(20)
+
+    return kill
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_module_that_is_told_to_end_cleans_up(root, killed, number):
+    """As when its controller dies: also workers that set themselves apart, and no file is left but the log."""
+    assert killed(number, {"orphans": True, "setsid": True}) == 128 + number
+    assert not living(root)
+    assert [path.name for path in (root.path / "canary").iterdir()] == ["failed.log"]
+
+
+def test_module_that_is_killed_takes_the_canary_along(root, killed, canary):
+    """Also a worker that has not asked the kernel yet to end with its parent."""
+    assert killed(signal.SIGKILL, {"orphans": True}) == -signal.SIGKILL
+    end = time.monotonic() + 10
+    while living(root):
+        assert time.monotonic() < end, living(root)
+        time.sleep(0.02)
+    assert canary(root.release("bbbb2222"))["verdict"] == "passed"
+
+
+def test_stop_ends_what_is_left_of_a_canary(root, killed, run_module):
+    """Workers that left the group of a killed one are known by their marker."""
+    killed(signal.SIGKILL, {"orphans": True, "setsid": True})
+    left = {item["pid"] for item in living(root) if item["role"] == "scheduler"}
+    given = {"state": "stopped", "root": str(root.path), "provider": "supervisor"}
+    assert left <= set(run_module("sglang_service", given, check=True)["stopped"]) and living(root)
+    result = run_module("sglang_service", given)
+    assert result["changed"] and left <= set(result["stopped"]) and not living(root)
+    assert not run_module("sglang_service", given)["changed"]
+
+
+def test_room_that_an_earlier_canary_takes_is_got_back_first(root, killed, canary):
+    """A refusal for want of room would keep it for ever."""
+    killed(signal.SIGKILL, {"orphans": True, "setsid": True})
+    assert living(root)
+    canary(root.release("bbbb2222"), keep_mb=10**9, no_room="report")
+    assert not living(root)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [({"layers": 0}, "sglang_canary_layers"), ({"max_tokens": 1}, "sglang_canary_max_tokens")],
@@ -150,6 +248,23 @@ def test_model_that_does_not_count_its_layers(root, canary, text):
     (root.path / "model" / "config.json").write_text(text)
     result = canary(root.release("aaaa1111"))
     assert result["failed"] and result["verdict"] == "refused" and "config.json" in result["msg"]
+
+
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_launch_of_a_canary_is_not_for_everybody(root, user):
+    """As that of a release: its environment may hold a token."""
+    if user and os.geteuid():
+        pytest.skip("another account needs root")
+    tried = Canary(str(root.path), str(root.path / "releases" / "x-aaaa1111"))
+    tried.prepare(user)
+    launch = {"argv": ["/bin/true"], "env": {}, "cwd": tried.path, "user": user, "log": f"{tried.path}/log"}
+    try:
+        tried.start(launch, 0)
+        seen = os.stat(f"{tried.path}/launch.json")
+        assert seen.st_mode & 0o777 == 0o640
+        assert seen.st_uid == (pwd.getpwnam(user).pw_uid if user else os.geteuid())
+    finally:
+        tried.sweep()
 
 
 def test_root_that_is_too_long_for_sockets(root, canary, monkeypatch):

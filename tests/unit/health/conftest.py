@@ -65,7 +65,9 @@ def start(tmp_path):
                 "FAKE_SGLANG_SCRIPT": json.dumps(script),
                 "SGLANG_DEPLOY_RELEASE": str(self.path),
             }
-            with open(self.launch["log"], "wb") as log:
+            log = pathlib.Path(self.launch["log"])
+            log.write_text("")
+            with open(log, "ab") as log:
                 server = subprocess.Popen(
                     self.launch["argv"], cwd=self.path, env=env, stdout=log, stderr=log, start_new_session=True
                 )

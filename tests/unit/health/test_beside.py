@@ -234,6 +234,29 @@ def test_a_worker_that_died_before_the_first_look_is_known_by_its_zombie():
         os.waitpid(pid, 0)
 
 
+def test_a_workers_fork_that_has_not_become_its_program_is_no_worker():
+    """Its end is no death: gcc and ninja come and go below a scheduler."""
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(15, b"sglang::schedul", 0, 0, 0)  # PR_SET_NAME
+        child = os.fork()
+        os.write(ready[1], f"{child or os.getpid()}\n".encode())
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        seen = b""
+        while seen.count(b"\n") < 2:
+            seen += os.read(ready[0], 64)
+        children = sglang_launch_watch.below(os.getpid())
+        forks = [key for key, (_name, above) in children.items() if above == pid]
+        assert len(forks) == 1 and children[forks[0]][0] == "sglang::schedul"
+        assert [key[0] for key in sglang_launch_watch.workers(children)] == [pid]
+    finally:
+        os.write(go[1], b"..")
+        os.waitpid(pid, 0)
+
+
 def test_a_restart_after_the_supervisor_was_killed_has_a_log(watched):
     """The pipe that it left has no reader: the next server would die of its first line."""
     release = watched(piped=True)

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import requests
-from ansible.module_utils import sglang_client, sglang_proc, sglang_watch_processes
+from ansible.module_utils import sglang_client, sglang_proc, sglang_watch, sglang_watch_processes
 from ansible.module_utils.sglang_watch_processes import state_of
 from ansible.module_utils.sglang_watch_stacks import dump
 
@@ -51,6 +51,23 @@ def test_health_200_with_a_dead_generation_fails_within_the_generation_limit(sta
     result = health(start({"generation": {"mode": "silent"}}), generation_timeout=1)
     assert signature(result) == "generation_dead"  # and not the limit of the whole wait
     assert "Port open, health: 200, generation: " in result["msg"]
+
+
+def test_one_token_of_another_client_does_not_hide_a_dead_generation(start, health, monkeypatch):
+    """It flowed in the first attempt; the second one is as long as the limit and no more."""
+    release = start({"generation": {"mode": "silent"}})
+    real, asked = sglang_client.Client.generate, []
+
+    def generate(self, *args):
+        asked.append(args)
+        if len(asked) == 1:
+            with open(release.launch["log"], "a", encoding="utf-8") as log:
+                log.write("[2026-01-01 00:00:00 TP0] Decode batch, #running-req: 1, #token: 9\n")
+        return real(self, *args)
+
+    monkeypatch.setattr(sglang_client.Client, "generate", generate)
+    assert signature(health(release, generation_timeout=1)) == "generation_dead"
+    assert len(asked) == 2
 
 
 def test_serving_two_and_then_hanging_is_found_by_the_third(start, health):
@@ -237,6 +254,13 @@ def test_a_busy_server_is_not_called_dead(start, health):  # F25
         time.sleep(0.05)
     result = health(release, state="probe", generations=0)
     assert result["ready"] and result["busy"]
+
+
+def test_health_that_never_comes_after_the_generations_ends_the_wait(start, health, monkeypatch):
+    monkeypatch.setitem(sglang_watch.SILENCE, "ready", 1.0)
+    result = health(start({"health": {"status": 503}}))
+    assert signature(result) == "health_failed"  # and not the limit of the whole wait
+    assert len(result["generations"]) == 3 and "/health: 503, 1 s after 3 generations" in result["msg"]
 
 
 def test_503_without_any_tokens_is_not_ready(start, health):

@@ -145,6 +145,29 @@ def test_killed_module_leaves_nothing(tmp_path):
     waits_until(lambda: sglang_nccl_run.session_members(leader) == [])
 
 
+def test_a_worker_that_is_gone_with_a_request_unread_is_cleaned_up(tmp_path):
+    """The pipe is broken then; what it started is ended all the same."""
+    workers = sglang_nccl_run.Workers(sys.executable, str(tmp_path), {})
+    workers.process = subprocess.Popen(
+        ["sh", "-c", "sleep 60 </dev/null >/dev/null & exit 0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    leader = workers.process.pid
+    workers.process.wait()
+    workers.process.stdin.write(b"{}")
+    assert len(sglang_nccl_run.session_members(leader)) == 1
+    assert workers.close() == [] and sglang_nccl_run.session_members(leader) == []
+
+
+def test_what_a_worker_that_did_not_start_has_left_is_told(probe, monkeypatch):
+    """Beside the reason why it did not."""
+    real = sglang_nccl_run.Workers.close
+    monkeypatch.setattr(sglang_nccl_run.Workers, "close", lambda self: [*real(self), 4711])
+    result = probe([{"name": "one", "variables": {}}], python="/bin/true")
+    assert result["failed"] and "did not import torch" in result["msg"]
+    assert "the probe left processes (pid 4711)" in result["msg"]
+
+
 def waits_until(true, limit=20):
     """Wait for a condition, and fail where it does not come."""
     end = time.monotonic() + limit

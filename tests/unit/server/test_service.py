@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible.module_utils import sglang_proc, sglang_service_core, sglang_terminate
+from ansible.module_utils import sglang_ports, sglang_proc, sglang_service_core, sglang_terminate
 
 
 def test_start_stop_and_both_again(node, monkeypatch):
@@ -134,6 +134,52 @@ def test_a_stop_names_who_took_the_port_meanwhile(node):
             sglang_terminate.terminate(str(node.root), kill_timeout=0.5)
     assert f"port {node.port} is still taken by pid {os.getpid()} " in str(caught.value)
     assert caught.value.elapsed >= 0.5 and node.living() == []
+
+
+def test_a_stop_names_who_has_a_derived_port(node):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        number = other.getsockname()[1]
+        path = node.release()
+        assert not node.launch(path, args={"nccl-port": number}).get("failed")
+        node.service("started", path)
+        node.wait(4)
+        other.listen()
+        with pytest.raises(sglang_terminate.TerminateError) as caught:
+            sglang_terminate.terminate(str(node.root), kill_timeout=0.5)
+    assert str(caught.value).startswith(f"port {number} is still taken by pid {os.getpid()} ")
+    assert node.living() == []
+
+
+@pytest.mark.parametrize(
+    ("device", "mine", "fails"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_a_stop_names_who_holds_gpu_memory(node, tmp_path, monkeypatch, device, mine, fails):
+    """What the driver has not taken back from a process of the release; another program's memory is its own."""
+    path = node.release()
+    assert not node.launch(path, args={"device": device}).get("failed")
+    pid = node.service("started", path)["pid"]
+    node.wait(4)
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(f"#!/bin/sh\necho '{pid if mine else os.getpid()}, 512 MiB'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if fails:
+        with pytest.raises(
+            sglang_terminate.TerminateError, match=rf"GPU memory is still held by pid {pid} \(512 MiB\)"
+        ):
+            sglang_terminate.terminate(str(node.root), kill_timeout=0.5)
+    else:
+        assert pid in sglang_terminate.terminate(str(node.root), kill_timeout=0.5)["found"]
+    assert node.living() == []
+
+
+def test_ports_of_a_launch():
+    """As they stand in the launch line, in both spellings."""
+    launch = {"argv": ["p", "--nccl-port=900", "--enable-dp-attention", "--port", "80"], "endpoint": "http://[::]:80"}
+    assert sglang_ports.ports_of(launch) == {80, 900, *range(313, 320)}
+    assert sglang_ports.ports_of({"argv": ["p", "--nccl-port", "x"], "endpoint": "http://h:80"}) == {80}
+    assert sglang_ports.ports_of({}) == set()
 
 
 def test_a_crash_at_once_is_reported_with_its_first_error(node):

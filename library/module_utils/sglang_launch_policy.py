@@ -51,8 +51,11 @@ def gone(run):
         if run["controller"] != socket.gethostname() or not run["boot_id"]:
             return False
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
-            if run["boot_id"] != handle.read().strip():
-                return True
+            restarted = run["boot_id"] != handle.read().strip()
+        if restarted:
+            # Two machines may share a name; only the same one was restarted.
+            with open("/etc/machine-id", encoding="ascii") as handle:
+                return bool(run.get("machine_id")) and run["machine_id"] == handle.read().strip()
         if run.get("pid_ns") not in (None, "", os.readlink("/proc/self/ns/pid")):
             return False
         pid, start = int(run["pid"]), str(run["pid_start"])

@@ -26,7 +26,9 @@ def test_a_killed_run_of_this_host_holds_no_lock(tmp_path):
     try:
         assert held()
         assert not held(pid_start=run["pid_start"] + 1)
-        assert not held(boot_id="another")
+        assert held(boot_id="another")
+        assert not sglang_lock.machine_id() or not held(boot_id="another", machine_id=sglang_lock.machine_id())
+        assert held(boot_id="another", machine_id="0" * 32)
         assert held(pid_ns="pid:[1]", pid_start=0) and held(controller="a third", pid_start=0)
         assert held(boot_id=None, pid_start=0)
     finally:

@@ -84,7 +84,9 @@ def test_the_order_of_the_ladder_and_its_summary(stage, tmp_path, monkeypatch, c
         said = json.loads((folder / "variables.json").read_text())
         assert (said["model_files_source"], said["sglang_server_tp_size"]) == ("config", 2)
         assert said["sglang_variant_base"]["args"]["load-format"] == "dummy"
-        return {"rc": 2 if "variant=tree" in arguments else 0, "seconds": 1.0, "tail": ""}
+        tree = "variant=tree" in arguments
+        (folder / "play.log").write_text("fatal: [probe/probe-fails] tree" if tree else "")
+        return {"rc": 2 if tree else 0, "seconds": 1.0, "tail": ""}
 
     seen = {"schedulers": [{"rank": rank, "nccl": {}} for rank in (0, 1)], "nccl": {"ignored": {}}}
     monkeypatch.setattr(stage.run, "play", play)

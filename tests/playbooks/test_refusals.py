@@ -120,7 +120,7 @@ def test_a_precheck_that_the_guard_refuses_leaves_no_earlier_verdict(tmp_path):
 def test_a_limit_that_leaves_a_host_passes_the_guard():
     outcome = play("deploy.yml", "-i", "inventory/example", "--limit", "gpu02", "-e", "variant=qqqq")
     outcome.refused("'qqqq' is not in the catalogue")
-    assert "guard | Refuse an inventory" in outcome.out
+    assert "guard | Refuse a call" in outcome.out
     assert "gpu01" not in outcome.out
 
 

@@ -162,11 +162,9 @@ def test_what_a_killed_canary_left_is_removed(root, canary):
 MODULE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import ansible.module_utils
-ansible.module_utils.__path__.append(sys.argv[1] + "/module_utils")
-from ansible.module_utils.testing import patch_module_args
-import sglang_canary
-with patch_module_args(json.loads(sys.argv[2])):
+import conftest, sglang_canary
+from ansible.module_utils import basic
+with conftest.patched_arguments(basic, json.loads(sys.argv[2])):
     sglang_canary.main()
 """
 
@@ -183,7 +181,7 @@ def killed(root, repository):
     def kill(number, script):
         release = root.release("aaaa1111", {"phases": {"weights": 60}, **script})
         given = {"root": str(root.path), "release": str(release), "device": "cpu", "overhead_mb": 50, "keep_mb": 50}
-        command = [sys.executable, "-c", MODULE, str(repository / "library"), json.dumps(given)]
+        command = [sys.executable, "-c", MODULE, str(repository / "tests"), json.dumps(given)]
         module = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         end = time.monotonic() + 30
         while "scheduler" not in [item["role"] for item in living(root)]:

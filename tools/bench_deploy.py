@@ -241,6 +241,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", default=os.environ.get("SGLANG_TEST_ENGINES"))
     options = parser.parse_args()
+    # Containers often set it. Where an operator has not, Python compiles plugins and modules once and not in each run.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="sg-"))
     bare, naive = folder / "bare.yml", folder / "naive.yml"
     bare.write_text(BARE)

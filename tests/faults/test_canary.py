@@ -6,6 +6,7 @@ import os
 import pathlib
 
 import pytest
+from ansible.module_utils.sglang_canary_room import mem_available_mb
 from broken import broken
 from deployment import marked, wait_for
 from streaming import Client
@@ -64,6 +65,22 @@ def test_healthy_variant_passes(node, told):
         "canary: latency of the live server",
         "median " + ", ".join(f"{phase} {live[phase]['median']} s" for phase in ("before", "during", "after")),
     )
+
+
+def test_in_the_live_servers_place(node, told):
+    """What does not fit beside the live server is tried without it where the operator allows that; it serves again."""
+    before, keep = node.server, 1024
+    texts = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in marked(node.root)]
+    held = sum(int(text.partition("RssAnon:")[2].split()[0]) for text in texts) >> 10
+    # Half of what the stop gives back is missing, for each of two ranks.
+    overhead = int(mem_available_mb() - keep + held / 2) // 2
+    more = {"canary_downtime": True, "sglang_canary_overhead_mb": overhead, "sglang_canary_keep_mb": keep}
+    outcome = node.run("canary", variant="baseline", **more).succeeded()
+    verdicts = [event["verdict"] for event in node.ledger("canary")[-2:]]
+    assert verdicts == ["no_room", "passed"], outcome.out
+    assert node.serves(node.current) != before
+    assert not marked(node.root / "canary")
+    told("canary: in the live server's place", f"passed; {held} MiB were given back, and the live server serves again")
 
 
 def test_unknown_flag(node, told):

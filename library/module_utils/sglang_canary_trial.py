@@ -11,6 +11,7 @@ from ansible.module_utils.sglang_canary_live import UnmeasuredError
 from ansible.module_utils.sglang_canary_run import CanaryWatch, Disturbed, memory_back
 from ansible.module_utils.sglang_client import Call, Client, ClientError
 from ansible.module_utils.sglang_findings import errors, finding
+from ansible.module_utils.sglang_ports import flags_of
 from ansible.module_utils.sglang_process_report import report
 from ansible.module_utils.sglang_watch import LogFollower
 from ansible.module_utils.sglang_watch_progress import Progress
@@ -36,8 +37,7 @@ class Trial:
         self.p, self.release, self.launch, self.result = params, release, launch, result
         self.run, self.silence = run, silence
         self.args = (launch.get("expect") or {}).get("args") or {}
-        _command, flags = plan.split(launch["argv"])
-        self.flags = {flag: values[0] if values else True for flag, *values in flags}
+        self.flags = flags_of(launch["argv"])
         self.model = self.flags.get("model-path", "")
         self.config = plan.read_config(self.model)
         wanted = plan.layers_wanted(params["layers"], self.args)

@@ -132,9 +132,8 @@ def prune(params, check):
         for name in keys:
             os.unlink(os.path.join(root, name))
     removed += keys
-    if not check:
-        if removed:
-            record_event(params, "pruned", removed=removed)
+    if removed and not check:
+        record_event(params, "pruned", removed=removed)
     return make_result(
         changed=bool(removed),
         removed=removed,

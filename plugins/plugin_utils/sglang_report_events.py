@@ -21,26 +21,29 @@ DECISIVE = (
 TRIALS = ("probe", "tune", "canary")
 
 
-def decisions(hosts):
-    """Return the time line, the oldest first."""
+def _lines(hosts, wanted, more):
+    """Return a line for each wanted event, the oldest first; ``more(event)`` gives what a line has of its own."""
     out = []
     for host, past in hosts.items():
         for event in past["events"]:
-            if event["event"] in DECISIVE:
-                out.append(
-                    {
-                        "time": str(event.get("time") or ""),
-                        "host": host,
-                        "event": event["event"],
-                        "variant": variant_of(event),
-                        "release": event.get("release"),
-                        "run": event.get("run"),
-                        "user": event.get("user"),
-                        "text": _told(event),
-                        "lines": event.get("lines") or [],
-                    }
-                )
+            if event["event"] in wanted:
+                line = {"time": str(event.get("time") or ""), "host": host, "event": event["event"]}
+                out.append({**line, "variant": variant_of(event), "release": event.get("release"), **more(event)})
     return sorted(out, key=lambda item: item["time"])
+
+
+def decisions(hosts):
+    """Return the time line, the oldest first."""
+    return _lines(
+        hosts,
+        DECISIVE,
+        lambda event: {
+            "run": event.get("run"),
+            "user": event.get("user"),
+            "text": _told(event),
+            "lines": event.get("lines") or [],
+        },
+    )
 
 
 def _told(event):
@@ -60,23 +63,14 @@ def _told(event):
 def trials(hosts):
     """Return the probes, searches and canaries, the newest first, with everything that the event says."""
     common = {"schema", "time", "run", "user", "controller", "event", "variant", "release", "verdict", "results"}
-    out = []
-    for host, past in hosts.items():
-        for event in past["events"]:
-            if event["event"] in TRIALS:
-                told = {
-                    key: value for key, value in event.items() if key not in common and value not in (None, [], {}, "")
-                }
-                out.append(
-                    {
-                        "time": str(event.get("time") or ""),
-                        "host": host,
-                        "event": event["event"],
-                        "variant": variant_of(event),
-                        "release": event.get("release"),
-                        "verdict": str(event.get("verdict") or event.get("outcome") or ""),
-                        "told": told,
-                        "results": event.get("results") or [],
-                    }
-                )
-    return sorted(out, key=lambda item: item["time"], reverse=True)
+    return _lines(
+        hosts,
+        TRIALS,
+        lambda event: {
+            "verdict": str(event.get("verdict") or event.get("outcome") or ""),
+            "told": {
+                key: value for key, value in event.items() if key not in common and value not in (None, [], {}, "")
+            },
+            "results": event.get("results") or [],
+        },
+    )[::-1]

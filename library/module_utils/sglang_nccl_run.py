@@ -16,6 +16,8 @@ from ansible.module_utils import sglang_nccl_log, sglang_nccl_worker, sglang_pro
 # What the worker needs at most to import torch, and beyond a trial's own limit to end it, seconds.
 IMPORT_LIMIT = 180
 END_LIMIT = 15
+# More calls than a slow message gets in one mode while it is measured.
+MEASURED = 20
 # Seconds of measuring for each step and mode.
 BUDGET = 0.08
 
@@ -180,7 +182,7 @@ def tail(path, lines=8):
 def digest(events, plan, logs, elapsed):
     """Return one trial's outcome from its events.
 
-    :returns: ``{outcome: ok|failed|wrong|hung|crashed, where: {phase, mode, step}, message, failed_ranks, stuck,
+    :returns: ``{outcome: ok|failed|wrong|hung|slow|crashed, where: {phase, mode, step}, message, failed_ranks, stuck,
         seconds, steps: [step with eager and graph figures], ranks: {rank: event}, log}``. ``where`` is that of the
         first error, or of the rank that is furthest behind; ``step`` is an index into the plan's steps or None.
     """
@@ -218,12 +220,34 @@ def digest(events, plan, logs, elapsed):
     elif end is None or end["timed_out"] or len(found["ranks"]) < plan["world"]:
         behind = min(range(plan["world"]), key=lambda rank: _order(places.get(rank)))
         found["outcome"], found["where"] = "hung", _place(places.get(behind))
+        if end and may_move([item for item in events if item.get("rank") == behind], end):
+            found["outcome"] = "slow"
         rest = [rank for rank in range(plan["world"]) if _order(places.get(rank)) == _order(places.get(behind))]
         found["failed_ranks"] = rest
         found["message"] = "no result within the limit"
         if len(rest) < plan["world"]:
             found["message"] += f"; furthest behind: rank {', '.join(map(str, rest))}"
     return found
+
+
+def may_move(events, end):
+    """Return whether a rank that the limit ended was slow rather than stuck.
+
+    It was measuring what had been right before, and was silent for no longer than that takes at the pace of the check.
+
+    :param events: those of the rank, each with its time ``at``.
+    """
+    last = events[-1] if events else {}
+    if last.get("event") != "step" or last["phase"] != "time":
+        return False
+    for item, after in zip(events, events[1:]):
+        if item["event"] == "step" and item["phase"] == "check" and _same(item, last):
+            return end["ended"] - last["at"] <= 2 + MEASURED * (after["at"] - item["at"])
+    return False
+
+
+def _same(item, other):
+    return all(item[key] == other[key] for key in ("step", "mode"))
 
 
 def cause(error, log):

@@ -12,7 +12,14 @@ RUNG = "probe"
 # How much slower than the base a collective may be before it is said, as a factor.
 THRESHOLD = 1.25
 MODES = {"eager": "called directly", "graph": "captured in a CUDA graph"}
-RULES = {"failed": "probe-fails", "wrong": "probe-wrong", "hung": "probe-hangs", "crashed": "probe-crashes"}
+# Outcome: its rule, and what a variant does.
+OUTCOMES = {
+    "failed": ("probe-fails", "fails"),
+    "wrong": ("probe-wrong", "gives wrong values"),
+    "hung": ("probe-hangs", "hangs"),
+    "slow": ("probe-too-slow", "is too slow for its limit"),
+    "crashed": ("probe-crashes", "crashes"),
+}
 
 
 def describe(step):
@@ -102,10 +109,12 @@ def _advice(trial, variables, host):
     if match:
         named = [name for name in ("NCCL_ALGO", "NCCL_PROTO") if match.group(1) in variables.get(name, "")]
         return message, f"correct {' or '.join(named) or 'the list'}: NCCL knows no {match.group(1)!r}"
+    if trial["outcome"] == "slow":
+        advice = "give NCCL more channels and larger buffers; for figures all the same, raise sglang_probe_limit"
+        return f"{message}; all values had been right", advice
     if trial["outcome"] == "hung":
         if variables.get("NCCL_P2P_DISABLE") == "1":
-            advice = "peer-to-peer is off here already: give NCCL more channels and larger buffers"
-            return message, advice
+            return message, "peer-to-peer is off here already: give NCCL more channels and larger buffers"
         advice = (
             "GPUs that cannot write to each other do this: turn off the IOMMU (iommu=off, or iommu=pt) or ACS on the "
             "bridges between them, or set NCCL_P2P_DISABLE=1"
@@ -128,12 +137,10 @@ def judge(trial, setting, plan, base=None, threshold=THRESHOLD, host=(), exercis
     name, found = setting["name"], []
     if trial["outcome"] != "ok":
         seen, advice = _advice(trial, setting["variables"], host)
-        verb = {"failed": "fails", "wrong": "gives wrong values", "hung": "hangs", "crashed": "crashes"}[
-            trial["outcome"]
-        ]
+        rule, verb = OUTCOMES[trial["outcome"]]
         ranks = f", {len(trial['failed_ranks'])} of {plan['world']} ranks" if trial["failed_ranks"] else ""
         message = f"variant {name} {verb} {place(trial['where'], plan)}{ranks}"
-        found.append(finding(RUNG, RULES[trial["outcome"]], "error", message, seen, advice))
+        found.append(finding(RUNG, rule, "error", message, seen, advice))
     if trial["stuck"]:
         found.append(
             finding(RUNG, "probe-left", "error", f"{trial['stuck']} processes of the probe could not be killed",

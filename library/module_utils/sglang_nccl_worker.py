@@ -24,6 +24,8 @@ GRACE = 1.5
 PERIOD = 7
 MAX_CALLS = 20
 MAX_BATCHES = 50
+# A call that takes longer than this, in seconds, is measured twice by itself: more would only eat up the limit.
+SLOW = 0.05
 LOADED = ("libnccl", "librccl")
 
 
@@ -35,8 +37,11 @@ def die_with(parent):
 
 
 def send(channel, event):
-    """Write one event as a line, in one piece: all ranks share the pipe, and a short write to it is not divided."""
-    os.write(channel, (json.dumps(event) + "\n").encode())
+    """Write one event and its time as a line, in one piece: all ranks share the pipe, and a short write is not divided.
+
+    ``at`` is in seconds of a clock that all processes share.
+    """
+    os.write(channel, (json.dumps({**event, "at": round(time.monotonic(), 3)}) + "\n").encode())
 
 
 class Rank:
@@ -202,8 +207,8 @@ class Rank:
     def agree(self, key, seconds, budget):
         """Return ``(calls in a batch, batches)``, the same for all ranks: rank 0 derives them from its own speed."""
         if self.rank == 0:
-            calls = max(2, min(MAX_CALLS, int(0.02 / seconds)))
-            count = max(5, min(MAX_BATCHES, int(budget / (calls * seconds))))
+            calls = 1 if seconds > SLOW else max(2, min(MAX_CALLS, int(0.02 / seconds)))
+            count = 2 if seconds > SLOW else max(5, min(MAX_BATCHES, int(budget / (calls * seconds))))
             self.store.set(key, f"{calls} {count}")
         return [int(item) for item in self.store.get(key).split()]
 
@@ -328,7 +333,7 @@ def trial(request, channel):
         if pid == 0:
             rank_main(rank, request, channel, me)
         ranks[pid] = rank
-    deadline, codes, killed, late = started + request["limit"], {}, [], False
+    deadline, codes, killed, late, ended = started + request["limit"], {}, [], False, None
     while ranks:
         pid, status = os.waitpid(-1, os.WNOHANG)
         now = time.monotonic()
@@ -344,7 +349,7 @@ def trial(request, channel):
         if killed:
             # The kernel does not end a process that waits for the driver.
             break
-        late = not any(codes.values())
+        late, ended = not any(codes.values()), round(now, 3)
         killed, deadline = sorted(ranks.values()), now + 10
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
@@ -352,7 +357,7 @@ def trial(request, channel):
         channel,
         {
             "event": "end", "name": request["name"], "codes": codes, "killed": killed, "timed_out": late,
-            "stuck": sorted(ranks), "seconds": round(time.monotonic() - started, 3),
+            "ended": ended, "stuck": sorted(ranks), "seconds": round(time.monotonic() - started, 3),
         },
     )  # fmt: skip
 

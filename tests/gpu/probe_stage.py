@@ -1,7 +1,11 @@
 """Probe the catalogue's settings and time a search on this machine, without a deployment: `probe_stage.py FOLDER`.
 
+    probe_stage.py FOLDER [SECONDS of the search]
+
 Needs torch in the interpreter that runs it, and ansible-core on its path. Writes summary.json and the logs of NCCL into
-FOLDER and prints the summary. Without GPUs it runs two ranks over gloo, with small messages.
+FOLDER and prints the summary. Without GPUs it runs two ranks over gloo, with small messages. One GPU gets two ranks,
+which NCCL takes for two hosts: real NCCL with its sockets, whose choices and refusals mean something and whose times
+do not, since the ranks take turns on the GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +48,8 @@ ODD = {
     },
 }  # fmt: skip
 LIMITS = {"p2p_off_fewchan": 15}
+# NCCL refuses two ranks of one host on one GPU.
+OWN_HOST = "import os\nos.environ['NCCL_HOSTID'] = 'rank-' + os.environ['SGLANG_NCCL_PROBE_RANK']\n"
 
 
 def settings():
@@ -54,8 +60,8 @@ def settings():
     for name in VARIANTS:
         variant, _unset = sglang_variant_resolve.resolve(name, catalogue, base, {}, "0.5.20")
         values = {key: str(value) for key, value in variant["nccl"].items() if value is not None}
-        found.append({"name": name, "variables": values, "site": ""})
-    return found + [{"name": name, "variables": values, "site": ""} for name, values in ODD.items()]
+        found.append({"name": name, "variables": values})
+    return found + [{"name": name, "variables": values} for name, values in ODD.items()]
 
 
 def gpus():
@@ -72,20 +78,23 @@ def main():
     out = pathlib.Path(sys.argv[1])
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 240
     before = gpus()
-    world, backend = (len(before), "nccl") if before else (2, "gloo")
+    world, backend = max(len(before), 2), "nccl" if before else "gloo"
+    shared = len(before) == 1
+    site = OWN_HOST if shared else ""
     plan = sglang_nccl_plan.make_plan(KIMI if before else SMALL, {}, world, graphs=bool(before))
     scratch = out / "scratch"
     scratch.mkdir(parents=True)
     # As the server sets them where they are unset.
     env = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", **os.environ}
-    rows, devices, base = [], list(range(world)), None
+    rows, devices, base = [], [0] * world if shared else list(range(world)), None
     with sglang_nccl_run.Workers(sys.executable, str(scratch), env) as workers:
         started = time.monotonic()
         workers.start()
-        summary = {"gpus": before, "torch": workers.torch, "import_s": round(time.monotonic() - started, 2)}
+        imported = round(time.monotonic() - started, 2)
+        summary = {"gpus": before, "ranks": world, "torch": workers.torch, "import_s": imported}
         for setting in settings():
             limit = LIMITS.get(setting["name"], 60)
-            trial = workers.trial(setting, plan, limit, backend, devices)
+            trial = workers.trial({**setting, "site": site}, plan, limit, backend, devices)
             sglang_nccl_verdict.complete(trial, plan)
             base = base or trial
             trial["findings"] = sglang_nccl_verdict.judge(trial, setting, plan, base, exercised=bool(before))
@@ -97,7 +106,7 @@ def main():
 
         def measure(setting, effort):
             less, budget = sglang_nccl_search.brief(plan, weights, effort)
-            trial = workers.trial({**setting, "site": ""}, less, 30, backend, devices, budget=budget)
+            trial = workers.trial({**setting, "site": site}, less, 30, backend, devices, budget=budget)
             print(effort, setting["name"], trial["outcome"], trial["seconds"], flush=True)
             return sglang_nccl_verdict.complete(trial, less)
 

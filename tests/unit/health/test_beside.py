@@ -381,8 +381,8 @@ def test_a_hang_that_ends_is_told(watched):
     time.sleep(1)
     assert server(release) == release.pid and not events(release.root, "restart")  # nobody allowed one
     os.kill(release.pid, signal.SIGCONT)
-    until(lambda: note(release)["state"] == "watching", 20)
-    assert [item["event"] for item in events(release.root)] == ["hung", "recovered"]
+    until(lambda: [item["event"] for item in events(release.root)] == ["hung", "recovered"], 20)
+    assert note(release)["state"] == "watching"
 
 
 def test_a_busy_server_is_left_in_peace(watched):  # F25

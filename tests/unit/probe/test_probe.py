@@ -20,6 +20,7 @@ FAKE = pathlib.Path(__file__).resolve().parents[2] / "fake_torch"
 MODEL = {"hidden_size": 4, "num_hidden_layers": 2, "vocab_size": 64, "torch_dtype": "bfloat16"}
 LIMIT = 30
 HANGS = ("hangs", "is_missing")
+LATE = ("stalls", "crawls")
 
 
 def rank_1(text):
@@ -31,6 +32,21 @@ FAULTS = {
     "works": "",
     "hangs": rank_1("    dist.all_gather_into_tensor = lambda *args, **more: time.sleep(60)\n"),
     "is_missing": rank_1("    time.sleep(60)\n"),
+    # Works while it is checked and then not any more.
+    "stalls": rank_1(
+        "    real, calls = dist.all_gather_into_tensor, []\n"
+        "    def all_gather(*args, **more):\n"
+        "        calls.append(1)\n"
+        "        return time.sleep(60) if len(calls) > 6 else real(*args, **more)\n"
+        "    dist.all_gather_into_tensor = all_gather\n"
+    ),
+    "crawls": rank_1(
+        "    real = dist.all_reduce\n"
+        "    def all_reduce(*args, **more):\n"
+        "        time.sleep(0.3)\n"
+        "        return real(*args, **more)\n"
+        "    dist.all_reduce = all_reduce\n"
+    ),
     "fails_above": (
         "import torch.distributed as dist\nreal = dist.all_reduce\n"
         "def all_reduce(tensor, *args, **more):\n"
@@ -82,7 +98,7 @@ def workers(root):
 def test_faults(probe, tmp_path):
     """Each fault is named with its place and its rank, and nothing is left of any of them."""
     run = {"id": "r1", "user": "u", "controller": "c"}
-    faults = {name: text for name, text in FAULTS.items() if name not in HANGS}
+    faults = {name: text for name, text in FAULTS.items() if name not in HANGS + LATE}
     result = probe([{"name": name, "variables": {}, "site": text} for name, text in faults.items()], run=run)
     rows = {row["name"]: row for row in result["results"]}
     seen = {name: (row["outcome"], row["where"] and row["where"]["phase"]) for name, row in rows.items()}
@@ -118,6 +134,16 @@ def test_hangs(probe, tmp_path):
     assert result["verdict"]["failures"] == ["probe-hangs"]
     assert any("IOMMU" in item["advice"] and "ACS" in item["advice"] for item in result["findings"])
     assert workers(tmp_path) == []
+
+
+def test_slow_is_not_hung(probe):
+    """The limit ends both while they are measured: one that stopped, and one that needs longer than it has."""
+    result = probe([{"name": name, "variables": {}, "site": FAULTS[name]} for name in LATE], limit=6)
+    rows = {row["name"]: (row["outcome"], row["where"]["phase"]) for row in result["results"]}
+    assert rows == {"stalls": ("hung", "time"), "crawls": ("slow", "time")}
+    (slow,) = [item for item in result["findings"] if item["rule"] == "probe-too-slow"]
+    assert "variant crawls is too slow for its limit at all_reduce" in slow["message"]
+    assert "all values had been right" in slow["evidence"] and "IOMMU" not in slow["advice"]
 
 
 def test_killed_module_leaves_nothing(tmp_path):

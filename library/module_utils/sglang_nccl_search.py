@@ -125,6 +125,7 @@ class Search:
         self.left, self.clock, self.limit = trials, clock, limit
         self.started = clock() if clock else 0.0
         self.rows, self.references, self.done, self.seen = {}, {}, 0, {}
+        self.stopped = ""  # why nothing is measured at length
 
     def over(self, share=1.0):
         """Return whether the bounds forbid another trial in this share of the time."""
@@ -172,18 +173,21 @@ class Search:
                 row["score"] = score(row["predicted"], self.references[2], self.weights)
 
     def reference(self, effort):
-        """Return the base's figures at an effort, measured once."""
-        if effort not in self.references:
+        """Return the base's figures at an effort, measured once; None where it worked only at a lower effort."""
+        if effort not in self.references and not self.stopped:
             trial = self._try(self.base, effort)
-            if trial["outcome"] != "ok":
+            if trial["outcome"] == "ok":
+                self.references[effort] = trial["predicted"]
+            elif self.references:
+                self.stopped = f"the base {self.base['name']} was measured briefly only: {trial['message']}"
+            else:
                 raise ValueError(f"the base {self.base['name']} does not work: {trial['message']}")
-            self.references[effort] = trial["predicted"]
-        return self.references[effort]
+        return self.references.get(effort)
 
     def rate(self, settings, effort, keep):
         """Measure settings and return the best KEEP of those that work."""
         reference, scored = self.reference(effort), []
-        for setting in settings:
+        for setting in settings if reference else ():
             if self.over(1.0 if effort == 2 else 0.8):
                 break
             trial = self._try(setting, effort)
@@ -205,7 +209,7 @@ class Search:
         full length, for which a fifth of the time is kept.
         """
         finalists, level = [], [item for item in self.allowed if item["changes"] == 0]
-        while level and self.left > 8 and not self.over(0.8):
+        while level and self.left > 8 and not self.over(0.8) and not self.stopped:
             level = level[: max(1, (self.left - 8) * 3 // 4)]
             best = self.rate(self.rate(level, 0, max(3, -(-len(level) // 3))), 1, 3)
             finalists += [item for item in best if item not in finalists]

@@ -7,6 +7,7 @@ import os
 import time
 
 from ansible.module_utils import sglang_nccl_search, sglang_nccl_verdict
+from ansible.module_utils.sglang_findings import finding
 from ansible.module_utils.sglang_nccl_session import ProbeError, Session, nccl
 
 # A result that is closer to the base than this is no finding, even where repeated trials agree better.
@@ -54,9 +55,15 @@ def tune(params):
                 rows = search.run()
             except ValueError as error:
                 raise ProbeError(f"setting: {error}; probe.yml says why") from error
+    if search.stopped:
+        advice = "look at prefill with probe.yml, tune from a faster variant, or for a profile without its slow phase"
+        session.findings.append(
+            finding("probe", "tune-brief", "warning", search.stopped, f"limit {params['limit']:g} s", advice)
+        )
     best = next((row for row in rows if row["score"] is not None and row["effort"] == 2), None)
     found = {
-        "rows": rows, "trials": search.done, "complete": not search.over(), "findings": session.findings, "nccl": seen,
+        "rows": rows, "trials": search.done, "complete": not (search.over() or search.stopped),
+        "findings": session.findings, "nccl": seen,
         "exercised": session.cuda, "beside": session.beside,
         "gpus": (session.machine.get("gpus") or "").strip().splitlines(),
     }  # fmt: skip

@@ -117,6 +117,7 @@ def main():
             "trials": search.done,
             "settings": len(ranked),
             "seconds": round(time.monotonic() - started, 1),
+            "stopped": search.stopped,
         }
         leader = workers.process.pid
     summary.update(left=sglang_nccl_run.session_members(leader), gpus_after=gpus())

@@ -77,6 +77,23 @@ def test_two_modes_of_small_messages_are_noise():
     assert rows[0]["score"] > 1 - max(tuning.NOISE, found.noise()), "decode alone: nothing is better"
 
 
+@pytest.mark.parametrize("effort", [1, 2])
+def test_a_base_too_slow_to_measure_at_length_loses_nothing(effort):
+    """Seen with two ranks on one H200: the base took 22 s of its 30 briefly, and more at length."""
+    quick = machine()
+
+    def measure(setting, wanted):
+        if setting is BASE and wanted >= effort:
+            return {"outcome": "slow", "message": "no result within the limit", "seconds": 30.0, "predicted": {}}
+        return quick(setting, wanted)
+
+    found, rows = run(measure)
+    assert "baseline was measured briefly only: no result within the limit" in found.stopped
+    assert rows[0]["score"] == pytest.approx(0.8 if effort == 1 else 0.72) and rows[0]["effort"] == effort - 1
+    with pytest.raises(ValueError, match="does not work"):
+        run(lambda setting, _effort: measure(setting, 2))
+
+
 def test_what_fails_is_not_chosen():
     """A setting that hangs ranks last and is not extended."""
     _found, rows = run(machine(fails=[("NCCL_PROTO", "LL,Simple")]))

@@ -152,6 +152,7 @@ results:
       in microseconds, bus bandwidth in GB/s and NCCL's choice for each message, C(predicted) the milliseconds that one
       step of the model spends in collectives, C(measured) the newest benchmark of that variant on this host,
       C(nccl) version, library, transports and warnings.
+    - On failure only C(name), C(outcome), C(message), C(predicted), C(reused) and C(note).
   returned: always
   type: list
   elements: dict
@@ -185,17 +186,23 @@ from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_findings import errors, finding, summary
 from ansible.module_utils.sglang_nccl_session import ProbeError, Session
 
+BRIEF = ("name", "outcome", "message", "predicted", "reused", "note")
+
+
+def brief(result):
+    """Return the results without the figures of each message."""
+    return [{key: row[key] for key in BRIEF} for row in result["results"]]
+
 
 def record(params, result):
     """Append one event to the ledger."""
-    kept = ("name", "outcome", "message", "predicted", "reused", "note")
     sglang_ledger.append(
         params["root"],
         {
             "event": "probe", "run": params["run"], "variant": params["variant"] or None,
             "verdict": "passed" if result["verdict"]["ok"] else "refused",
             "failures": result["verdict"]["failures"], "elapsed": result["elapsed"], "exercised": result["exercised"],
-            "results": [{key: row[key] for key in kept} for row in result["results"]],
+            "results": brief(result),
         },
     )  # fmt: skip
 
@@ -244,6 +251,8 @@ def main():
     if params["run"] and result["results"] and not module.check_mode and os.path.isdir(params["root"]):
         record(params, result)
     if params["enforce"] and not result["verdict"]["ok"]:
+        # Ansible prints all that a failed task returns.
+        result["results"] = brief(result)
         module.fail_json(msg=summary(errors(result["findings"])), **result)
     module.exit_json(**result)
 

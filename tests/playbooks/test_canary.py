@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from ansible.module_utils.sglang_canary_room import mem_available_mb
 from deployment import marked, wait_for
 from engines import fault
 from streaming import Client
 
+# Of each rank of the live server, so much that what other tests allocate meanwhile does not matter.
+BALLAST_MB = 1600
 NO_ROOM = {"sglang_canary_keep_mb": 10**9}
 
 
@@ -57,6 +60,30 @@ def test_in_the_live_servers_place(node):
     before, pid = node.current, node.server
     outcome = node.run("canary", variant="fewchan", canary_downtime=True, **NO_ROOM)
     outcome.refused("[canary/no-room]", "MiB", "canary_downtime=true")
+    assert node.serves(before) != pid
+    untouched(node, node.server)
+
+
+@pytest.fixture(scope="module")
+def heavy(node):
+    """Return the root with a live server that holds memory."""
+    node.deploy("baseline", **fault(ballast_mb=BALLAST_MB)).succeeded()
+    return node
+
+
+@pytest.mark.parametrize("verdict", ["passed", "refused"])
+def test_the_live_server_comes_back(verdict, heavy):
+    """What fits only in its place is tried there; the live server serves again, whatever the canary has shown."""
+    node, before, pid, ranks = heavy, heavy.current, heavy.server, heavy.launch()["tp_size"]
+    overhead = int(mem_available_mb() / ranks + BALLAST_MB / 2)
+    room = {"sglang_canary_keep_mb": 0, "sglang_canary_overhead_mb": overhead}
+    script = fault(crash={"phase": "distributed", "log": "undefined_name"}) if verdict == "refused" else {}
+    outcome = node.run("canary", variant="fewchan", canary_downtime=True, **room, **script)
+    if verdict == "passed":
+        outcome.succeeded()
+    else:
+        outcome.refused("[canary/undefined_name]")
+    assert [event["verdict"] for event in node.ledger("canary")[-2:]] == ["no_room", verdict]
     assert node.serves(before) != pid
     untouched(node, node.server)
 

@@ -33,6 +33,7 @@ DEFAULTS = {
     "child_env": {},
     "accept_length": 0.0,
     "server_info": {},
+    "ballast_mb": 0,
 }
 
 

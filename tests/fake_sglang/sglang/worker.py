@@ -39,6 +39,7 @@ def run(title, rank, tp_size, pipe, script, use_graphs, shards_on_disk):
         pipe.send("ready")
         _wait_forever()
     label = rank if tp_size > 1 else None
+    script["held"] = b"x" * (script["ballast_mb"] << 20)
     try:
         for phase in ("imports", "distributed", "weights", "kv_cache", "graph"):
             if phase != "graph" or use_graphs:

@@ -98,6 +98,18 @@ class Workers:
                 return
             self.buffer += chunk
 
+    def _send(self, request):
+        """Give the program one request; one that has ended since it was looked at is started anew."""
+        line = (json.dumps(request) + "\n").encode()
+        try:
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.close()
+            self.start()
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
+
     def trial(self, setting, plan, limit, backend, devices, timed=True, budget=BUDGET):
         """Try one setting and return what was seen; see :func:`digest`.
 
@@ -122,8 +134,7 @@ class Workers:
             "backend": backend, "devices": devices, "timed": timed, "budget": budget, "world": plan["world"],
             "dtype": plan["dtype"], "steps": plan["steps"],
         }  # fmt: skip
-        self.process.stdin.write((json.dumps(request) + "\n").encode())
-        self.process.stdin.flush()
+        self._send(request)
         started, events = time.monotonic(), []
         for event in self._events(started + limit + END_LIMIT):
             events.append(event)

@@ -14,7 +14,7 @@ import sys
 import time
 
 import pytest
-from ansible.module_utils import sglang_nccl_run
+from ansible.module_utils import sglang_nccl_plan, sglang_nccl_run
 
 FAKE = pathlib.Path(__file__).resolve().parents[2] / "fake_torch"
 MODEL = {"hidden_size": 4, "num_hidden_layers": 2, "vocab_size": 64, "torch_dtype": "bfloat16"}
@@ -144,6 +144,19 @@ def test_slow_is_not_hung(probe):
     (slow,) = [item for item in result["findings"] if item["rule"] == "probe-too-slow"]
     assert "variant crawls is too slow for its limit at all_reduce" in slow["message"]
     assert "all values had been right" in slow["evidence"] and "IOMMU" not in slow["advice"]
+
+
+def test_a_program_that_ends_between_two_trials_is_started_anew(tmp_path, monkeypatch):
+    """It was still there when it was looked at, and takes the request no more."""
+    plan = sglang_nccl_plan.make_plan(MODEL, {}, 2, graphs=False)
+    with sglang_nccl_run.Workers(sys.executable, str(tmp_path), dict(os.environ, PYTHONPATH=str(FAKE))) as workers:
+        workers.start()
+        first = workers.process
+        first.kill()
+        first.wait()
+        monkeypatch.setattr(first, "poll", lambda: None)
+        found = workers.trial({"name": "n", "variables": {}}, plan, LIMIT, "gloo", [0, 1])
+        assert found["outcome"] == "ok" and workers.process is not first
 
 
 def test_killed_module_leaves_nothing(tmp_path):

@@ -169,6 +169,7 @@ plan:
       python: /opt/ml-env/bin/python3
       built: true
       state: promoted
+      promoted: "2026-01-31T03:09:00.123Z"
     current: null
     previous: null
     engine: {present: true}

@@ -105,6 +105,7 @@ def compare(params, check):
                 "variant": variant,
                 "built": found is not None,
                 "state": found["state"] if found else None,
+                "promoted": store.promoted_at(found) if found else None,
                 "python": engine["python"],
             },
             "current": brief_of(root, serving),

@@ -63,16 +63,18 @@ def create(params, check):
 
 
 def promote(params, check):
-    """Record that the current release passed."""
+    """Record that the current release passed, or that one that was only started again keeps its promotion."""
     root = params["root"]
     manifest = load(params, check)
     if manifest["state"] == "promoted":
         record_decision(params, check)
         return make_result(release=brief_of(root, manifest), msg=f"{manifest['id']} is promoted already")
-    if not check and (manifest["state"] != "active" or store.read_current(root) != manifest["id"]):
+    stands = store.promoted_at(manifest) or store.read_current(root) == manifest["id"]
+    if not check and not (manifest["state"] == "active" and stands):
         raise ReleaseError(
             f"release: {manifest['id']} is {manifest['state']} and the current release is {store.read_current(root)}. "
-            "Rule: only the active release that the link points to is promoted. Way out: activate it, then verify it."
+            "Rule: only an active release is promoted, and only where the link points to it or its promotion stands. "
+            "Way out: activate it, then verify it."
         )
     record_decision(params, check)
     return advance(params, check, manifest, "promoted", "promoted")

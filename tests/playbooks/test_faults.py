@@ -82,6 +82,19 @@ def test_rejected_release_is_no_target(node):
     node.serves(node.current)
 
 
+@pytest.mark.parametrize(("verb", "asked"), [("deploy", {"variant": "manychan"}), ("rollback", {})])
+def test_typo_in_the_proof_costs_no_load(verb, asked, node):
+    """The same value would refuse the release that is brought back, so it is found before anything is stopped."""
+    if verb == "rollback":
+        node.deploy("manychan").succeeded()
+    before, pid, rejected = node.current, node.server, len(node.ledger("rejected"))
+    node.run(verb, sglang_verify_timeout="5m", **asked).refused("sglang_verify_timeout")
+    assert node.serves(before) == pid and node.state(before) == "promoted"
+    assert len(node.ledger("rejected")) == rejected and not (node.root / "lock").exists()
+    if verb == "rollback":
+        node.run("rollback").succeeded()
+
+
 def test_host_is_as_usual_after_failures(node):
     """The next deploy of the release that came back finds nothing to do."""
     outcome = node.deploy("baseline").succeeded()

@@ -64,6 +64,12 @@ def test_refused_before_a_host_is_touched(case, tmp_path):
     assert not root.exists()
 
 
+def test_probe_of_what_lint_refuses(tmp_path):
+    """Of several variants those refused are left out; where none is left, the message says so."""
+    outcome = play("probe.yml", *extra(sglang_root=str(tmp_path / "root"), variants="tree, tree"))
+    outcome.refused("refuses all of tree, tree", "explain.yml says why")
+
+
 @pytest.mark.parametrize(
     "content", ["sglang:\n  hosts: {}\n", "other:\n  hosts: {gpu01: {}}\n"], ids=["empty", "other"]
 )

@@ -65,6 +65,12 @@ def test_files_stay_readable():
     assert not long
 
 
+def test_no_task_file_has_the_name_of_a_verb():
+    """An include from a file that was itself included by name alone is looked for beside the verbs first."""
+    tasks = {path.name for path in (ROOT / "playbooks" / "tasks").glob("*.yml")}
+    assert tasks and not tasks & {path.name for path in (ROOT / "playbooks").glob("*.yml")}
+
+
 def test_molecule_base_exists():
     """Molecule passes over a create or destroy playbook that it does not find, and with it over the scratch root."""
     base = ROOT / ".config/molecule"

@@ -206,6 +206,20 @@ def test_only_the_active_release_is_promoted(host):
     assert "built and the current release is None" in host.call("promoted", release=release)["msg"]
 
 
+def test_a_promotion_outlives_a_start(host):
+    """What a comparison has started and left is promoted as before; what was never promoted is not."""
+    first, second = host.deploy("baseline"), host.deploy("fewchan")
+    third = host.build("manychan")
+    for release in (first, third, second):
+        host.ok("active", release=release)
+    plan = host.compare("baseline")
+    assert plan["release"]["state"] == "active" and plan["release"]["promoted"]
+    for release in (first, second):
+        assert host.ok("promoted", release=release)["release"]["state"] == "promoted"
+    assert plan["previous"]["id"] == host.compare("baseline")["previous"]["id"] == second
+    assert "its promotion stands" in host.call("promoted", release=third)["msg"]
+
+
 def test_rejection_of_a_release_that_was_never_created_reaches_the_ledger(host):
     release = host.compare()["release"]["id"]
     result = host.ok("rejected", release=release, reason="patch refused")

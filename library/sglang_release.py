@@ -20,7 +20,7 @@ options:
       - C(compared) takes the lock and returns the plan of a deploy; C(locked) takes it for a run that compares nothing.
       - C(created) makes the directory of a release; C(built) lists and hashes its files and seals it.
       - C(active) moves the link; C(promoted), C(rejected) and C(retired) record a verdict.
-      - C(target) takes the lock and resolves the release that a rollback goes to.
+      - C(target) takes the lock and resolves the release that a rollback goes to; one that was killed is gone on with.
       - C(pruned) deletes old and unfinished releases; C(unlocked) gives the lock back; C(reported) reads.
     type: str
     required: true

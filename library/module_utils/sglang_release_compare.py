@@ -168,8 +168,25 @@ def _engine_warnings(found):
     ]
 
 
+def _interrupted(root, manifests, current):
+    """Return the ledger's event of the rollback that brought the current release here and was killed on its way.
+
+    On disk it looks like a killed deploy of the same release, from which a rollback leads the other way.
+    """
+    serving = choose.find(manifests, current)
+    if not serving or serving["state"] != "active":
+        return None
+    own = [item for item in sglang_ledger.read(root)[0] if item.get("run") == serving["history"][-1]["run"]]
+    if any(item["event"] == "unlocked" for item in own):
+        return None
+    return next((item for item in own if item["event"] == "rollback" and item["release"] == current), None)
+
+
 def target(params, check):
-    """Take the lock and resolve the release that a rollback goes to; the plan's release is that one."""
+    """Take the lock and resolve the release that a rollback goes to; the plan's release is that one.
+
+    A rollback that was killed is gone on with: its release is still the target, and what it left is still to be left.
+    """
 
     def work():
         root = params["root"]
@@ -177,7 +194,11 @@ def target(params, check):
         current = current_of(root, problems)
         if params["release"]:
             store.parse_id(params["release"])
-        found = choose.target(manifests, current, params["release"], params["allow_rejected"])
+        killed = _interrupted(root, manifests, current) if params["release"] in ("", current) else None
+        if killed:
+            found, current = choose.find(manifests, current), killed["previous"]
+        else:
+            found = choose.target(manifests, current, params["release"], params["allow_rejected"])
         edits = store.changed_files(store.release_path(root, found["id"]), found)
         if edits:
             raise ReleaseError(
@@ -189,7 +210,8 @@ def target(params, check):
         # What served when the operator asked comes back where the target fails, promoted or not.
         if serving and store.complete(serving) and serving["state"] != "rejected":
             plan["previous"] = brief_of(root, serving)
-        plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}"]
+        more = f", as run {killed['run']} began" if killed else ""
+        plan["reasons"] = [f"roll back from {current or 'nothing'} to {found['id']}{more}"]
         if not check:
             record_event(params, "rollback", found["id"], found["variant"], previous=current)
         warnings = _engine_warnings(found)

@@ -52,3 +52,18 @@ def test_next_deploy_converges(moment, group, delay, node):
     time.sleep(0.5)
     assert node.servers() == [pid]
     assert not [name for name in (node.root / "releases").iterdir() if name.name.startswith(".")]
+
+
+def test_a_killed_rollback_is_gone_on_with(node):
+    """Run once more it ends where the first one was to end, not where that came from."""
+    good = node.current
+    bad = node.deploy("proto_auto").succeeded() and node.current
+    assert good != bad
+    run = node.start("rollback")
+    wait_for(lambda: any("prove |" in event["task"] for event in run.events()), "the proof", timeout=60)
+    run.kill(True)
+    run.process.wait()
+    outcome = node.run("rollback").succeeded()
+    assert node.current == good and node.serves(good), outcome.out
+    assert (node.state(good), node.state(bad)) == ("promoted", "retired")
+    assert not (node.root / "lock").exists()

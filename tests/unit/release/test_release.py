@@ -12,7 +12,7 @@ import pytest
 from ansible.module_utils import sglang_ledger, sglang_release_compare, sglang_watch_progress
 from ansible.module_utils.sglang_release_archive import result_path
 
-from .conftest import ENGINE
+from .conftest import ENGINE, make_run
 
 
 def events(host):
@@ -397,6 +397,37 @@ def test_torn_manifest_is_named_and_not_used(host):
     assert any("schema 1" in text for text in problems) and any("junk" in text for text in problems)
     assert any(text.startswith(f"current points to {second}") for text in problems)
     assert host.call("target")["failed"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_killed_rollback_is_gone_on_with(retired, named, host):
+    """Killed after the link was moved: the next one does not lead back to what was to be left."""
+    good, bad = host.deploy("baseline"), host.deploy("fewchan")
+    host.ok("unlocked")
+    host.run = make_run("run-2")
+    host.ok("target")
+    host.ok("active", release=good)
+    if retired:
+        host.ok("retired", release=bad)
+    pathlib.Path(host.root, "lock").unlink()
+    host.run = make_run("run-3")
+    result = host.ok("target", release=good if named else "")
+    plan = result["plan"]
+    assert (plan["release"]["id"], plan["current"]["id"]) == (good, bad)
+    assert plan["previous"]["id"] == bad and "as run" in result["msg"]
+    host.ok("active", release=good)
+    host.ok("retired", release=bad)
+    host.ok("promoted", release=good, unlock=True)
+    assert "nothing to roll back to" in host.call("target")["msg"]
+
+
+def test_a_killed_deploy_is_left_by_a_rollback(host):
+    """The same state on disk, brought about by a deploy."""
+    good, bad = host.deploy("baseline"), host.deploy("fewchan")
+    host.compare("baseline")
+    host.ok("active", release=good)
+    assert host.ok("target")["plan"]["release"]["id"] == bad
 
 
 @pytest.mark.parametrize("state", ["compared", "locked", "target"])

@@ -318,7 +318,11 @@ def main():
     except ReleaseError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg=f"state={state} stopped half-way: {error}. Way out: mend that and run the same again.")
+        where = "" if error.filename else f" below {params['root']}"
+        module.fail_json(
+            msg=f"state={state} stopped half-way: {error}{where}. Way out: mend that (a full disk needs a little room "
+            "for the lock and the ledger, also for prune.yml and stop.yml) and run the same again."
+        )
     for text in result.pop("warnings"):
         module.warn(text)
     before, after, texts = result.pop("before"), result.pop("after"), result.pop("texts")

@@ -103,12 +103,29 @@ def check_env(env, what):
             raise ValueError(f"{what}: {name} holds a NUL character, which no environment can")
 
 
+# Least values of numbers that supervisor, systemd and watch.py would take as they are.
+LEAST = {"stop_timeout": 1, "log_keep": 1, "log_max_mb": 1, "restart_limit": 0, "restart_minutes": 1,
+         "probe_interval": 0, "hang_seconds": 1}  # fmt: skip
+
+
+def check_numbers(params):
+    """Refuse numbers below what makes sense.
+
+    :raises ValueError: one is; the message names all of them.
+    """
+    wrong = [f"sglang_server_{name} {params[name]} (at least {least})" for name, least in LEAST.items()
+             if params.get(name, least) < least]  # fmt: skip
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: too small. Way out: give a larger number, or leave it out.")
+
+
 def launch_dict(params):
     """Return the content of ``launch.json`` from the parameters of the module ``sglang_launch``.
 
     :raises ValueError: an input is not usable; the message names it.
     """
     release = params["release"]
+    check_numbers(params)
     check_env(params["env"], "sglang_server_env")
     check_env(params["expect_env"], "sglang_server_expect_env")
     flags = server_flags(

@@ -229,6 +229,20 @@ def info(params, check):
     releases = [dict(store.brief(root, item), current=item["id"] == current) for item in reversed(manifests)]
     if current and not choose.find(manifests, current):
         problems.append(f"current points to {current}, which does not exist or has no readable manifest")
+    running = sorted({os.path.basename(item["release"]) for item in sglang_proc.scan(root)} - {current})
+    if running:
+        problems.append(
+            f"processes of {', '.join(running)} run, which is not the current release. Way out: deploy.yml brings "
+            "the current state about; stop.yml ends them."
+        )
+    for name in {current, (choose.last_promoted(manifests, (current,)) or {}).get("id")} - {None}:
+        found = choose.find(manifests, name)
+        edits = store.changed_files(store.release_path(root, name), found) if found and store.complete(found) else []
+        if edits:
+            problems.append(
+                f"{name} was edited after it was sealed: {'; '.join(edits[:3])}. Way out: deploy its variant again, "
+                "which builds it afresh; a rollback refuses it."
+            )
     content = {
         "releases": releases,
         "current": brief_of(root, choose.find(manifests, current)),

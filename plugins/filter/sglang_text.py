@@ -125,7 +125,8 @@ def _lock(holder):
         return "free"
     run = holder["run"]
     what = holder.get("variant") or "no variant"
-    return f"held by {run.get('user')} on {run.get('controller')} since {holder['since']} for {what}"
+    life = f"last sign of life {holder['heartbeat_age']:.0f} s ago"
+    return f"held by {run.get('user')} on {run.get('controller')} since {holder['since']} for {what}, {life}"
 
 
 def status_lines(info, probe, processes, endpoint):

@@ -95,6 +95,36 @@ def test_typo_in_the_proof_costs_no_load(verb, asked, node):
         node.run("rollback").succeeded()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sglang_benchmark_workload", "rat"), ("sglang_decision_budget", "15m"), ("sglang_server_log_keep", "-2")],
+)
+def test_typo_in_measurement_or_server_costs_no_load(name, value, node):
+    """Found where the verdict is due, each of them has stopped the live server and rejected a sound release."""
+    before, pid, rejected = node.current, node.server, len(node.ledger("rejected"))
+    node.deploy("manychan", **{name: value, "sglang_variant_overrides": {"env": {"X_TYPO": name}}}).refused(name)
+    assert node.serves(before) == pid and len(node.ledger("rejected")) == rejected
+
+
+def test_status_tells_what_was_done_by_hand(node):
+    """A server whose link is gone, and releases that were edited."""
+    link, current = node.root / "current", node.current
+    link.unlink()
+    try:
+        assert f"processes of {current} run, which is not the current release" in node.run("status").succeeded().said
+    finally:
+        link.symlink_to(os.path.join("releases", current))
+    launch = node.root / "current" / "launch.json"
+    text, moment = launch.read_text(), launch.stat().st_mtime_ns
+    launch.write_text(text + "\n")
+    try:
+        said = node.run("status").succeeded().said
+        assert f"{current} was edited after it was sealed: launch.json was edited" in said
+    finally:
+        launch.write_text(text)
+        os.utime(launch, ns=(moment, moment))
+
+
 def test_host_is_as_usual_after_failures(node):
     """The next deploy of the release that came back finds nothing to do."""
     outcome = node.deploy("baseline").succeeded()

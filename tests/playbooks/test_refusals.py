@@ -25,7 +25,10 @@ ON_THE_CONTROLLER = {
     "a variant in capitals": (["-e", "variant=Fewchan_Fusion"], ["nearest is 'fewchan_fusion'"]),
     "Tree for every collective": (["-e", "variant=tree"], ["NCCL_ALGO", "Tree", "AllGather"]),
     "Tree, with force as the text false": (["-e", "variant=tree", "-e", "sglang_force=false"], ["NCCL_ALGO"]),
-    "a force that is no boolean": (["-e", "variant=baseline", "-e", "sglang_force=perhaps"], ["force", "perhaps"]),
+    "a force that is no boolean": (
+        ["-e", "variant=baseline", "-e", "sglang_force=perhaps"],
+        ["sglang_force", "true or false, not perhaps"],
+    ),
     "ranks in words": (["-e", "variant=baseline", "-e", "sglang_server_tp_size=eight"], ["tp_size", "eight"]),
     "an unknown flag": (
         ["-e", "variant=baseline", *extra(sglang_variant_overrides={"args": {"mem-fraction-statik": 0.5}})],
@@ -39,6 +42,8 @@ ON_THE_CONTROLLER = {
         ["-e", "variant=mine", "-e", "@FILE"],
         ["unknown key 'envs' in mine", "the nearest is 'env'"],
     ),
+    "a misspelt switch": (["-e", "variant=baseline", "-e", "canary=ture"], ["canary", "true or false, not ture"]),
+    "a switch in a list": (["-e", "variant=baseline", "-e", '{"promote": []}'], ["promote", "true or false"]),
     "no measurement": (["-e", "variant=baseline", "-e", "repeats=0"], ["repeats", "1 or more, not 0"]),
     "repeats in words": (["-e", "variant=baseline", "-e", "repeats=five"], ["repeats", "not five"]),
     "an unknown policy": (["-e", "variant=baseline", "-e", "on_inconclusive=stay"], ["keep or rollback, not stay"]),

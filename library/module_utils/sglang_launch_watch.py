@@ -341,8 +341,10 @@ class Watch:
     def look(self):
         """Look at the living server once."""
         children = below(self.server.pid)
-        # The name from when it lived: a zombie has fifteen characters of it.
-        self.known = {**workers(children), **self.known}
+        # The last name while it lived: a young worker has its parent's, a zombie fifteen characters.
+        for key, title in workers(children).items():
+            if key not in self.known or lives(*key):
+                self.known[key] = title
         for key in self.known:
             if key not in self.died and not lives(*key):
                 self.died[key] = (time.monotonic(), now())

@@ -92,7 +92,7 @@ molecule: testenv ## every role by itself; JOBS scenarios at a time
 
 playbooks: testenv ## the verbs: dry runs, refusals, faults, decisions
 	faults="tests/playbooks/test_faults.py tests/playbooks/test_killed.py"
-	judged="tests/playbooks/test_canary.py tests/playbooks/test_decisions.py tests/playbooks/test_report.py"
+	judged="tests/playbooks/test_canary.py tests/playbooks/test_comparisons.py tests/playbooks/test_decisions.py tests/playbooks/test_report.py"
 	others="$$faults $$judged"
 	tools/side_by_side playbooks "tests/playbooks $${others//tests/--ignore=tests}" "$$faults" "$$judged"
 

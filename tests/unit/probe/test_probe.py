@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -142,7 +143,8 @@ def test_slow_is_not_hung(probe):
     rows = {row["name"]: (row["outcome"], row["where"]["phase"]) for row in result["results"]}
     assert rows == {"stalls": ("hung", "time"), "crawls": ("slow", "time")}
     (slow,) = [item for item in result["findings"] if item["rule"] == "probe-too-slow"]
-    assert "variant crawls is too slow for its limit at all_reduce" in slow["message"]
+    # How far it came depends on the machine.
+    assert re.search("variant crawls is too slow for its limit at all_(reduce|gather) ", slow["message"])
     assert "all values had been right" in slow["evidence"] and "IOMMU" not in slow["advice"]
 
 

@@ -31,7 +31,7 @@ TREES = ("sglang", "flashinfer")
 # directories, origins from the import system. Reading directory names instead of metadata files keeps it near the
 # interpreter's own start.
 _PROBE = r"""
-import importlib.metadata, importlib.util, json, os, platform, re, sys
+import importlib.util, json, os, re, sys
 packages = {}
 for entry in sys.path:
     try:
@@ -46,8 +46,13 @@ for entry in sys.path:
         key = re.sub(r"[-_.]+", "-", parts[0]).lower()
         if key in packages:
             continue
+        if len(parts) > 1:
+            packages[key] = parts[1]
+            continue
+        # Seldom, and its import takes longer than all the rest.
+        import importlib.metadata
         try:
-            packages[key] = parts[1] if len(parts) > 1 else importlib.metadata.version(key)
+            packages[key] = importlib.metadata.version(key)
         except importlib.metadata.PackageNotFoundError:
             continue
 origins = {}
@@ -62,7 +67,7 @@ for name in ("sglang", "torch", "flashinfer", "sgl_kernel", "triton", "transform
         origins[name] = os.path.dirname(spec.origin)
     else:
         origins[name] = next(iter(spec.submodule_search_locations or []), None)
-print(json.dumps({"python_version": platform.python_version(), "executable": sys.executable, "prefix": sys.prefix,
+print(json.dumps({"python_version": sys.version.split()[0], "executable": sys.executable, "prefix": sys.prefix,
                   "base": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
                   "packages": packages, "origins": origins}))
 """

@@ -32,9 +32,10 @@ def newline_of(text):
     return match.group() if match else "\n"
 
 
-def _lines(text):
-    """Split at the line ends that Python counts, and only those, keeping them."""
-    return re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+$", text)
+@functools.lru_cache(maxsize=16)
+def _line_ends(text):
+    """Return where each line ends, by the line ends that Python counts and only those; 0 before the first."""
+    return [0, *(match.end() for match in re.finditer(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+$", text))]
 
 
 def _span(text, node):
@@ -42,9 +43,8 @@ def _span(text, node):
     if isinstance(node, ast.Module):
         return 0, len(text)
     first = min([node.lineno] + [item.lineno for item in getattr(node, "decorator_list", [])])
-    lines = _lines(text)
-    start = sum(map(len, lines[: first - 1]))
-    return start, start + sum(map(len, lines[first - 1 : node.end_lineno]))
+    ends = _line_ends(text)
+    return ends[first - 1], ends[node.end_lineno]
 
 
 def _in_file(text, fragment):
@@ -71,13 +71,14 @@ def edit_state(text, tree, edit):
     raise EditError(f"the text {edit['find'].strip()!r} occurs {old} times in {edit['scope']}, expected once")
 
 
-def _apply_edit(text, edit):
-    tree = parse(text)
+def _edit(text, tree, edit):
+    """Return the changes ``[(start, end, new)]`` that one edit makes."""
     if edit_state(text, tree, edit) == "done":
-        return text
+        return []
     start, end = _span(text, find_scope(tree, edit["scope"]))
-    body = text[start:end].replace(_in_file(text, edit["find"]), _in_file(text, edit["replace"]))
-    return text[:start] + body + text[end:]
+    find = _in_file(text, edit["find"])
+    place = text.index(find, start, end)
+    return [(place, place + len(find), _in_file(text, edit["replace"]))]
 
 
 def bound_names(text):
@@ -86,11 +87,16 @@ def bound_names(text):
     return {item.get_name() for item in table.get_symbols() if item.is_assigned() or item.is_imported()}
 
 
-def _add_import(text, item):
-    """Add ``{module, name, after}`` to the module's from-import of that module, or write a new one."""
-    if item["name"] in bound_names(text):
-        return text
-    tree, newline = parse(text), newline_of(text)
+def _binds(text, name):
+    """Return whether the module level binds a name; without the word in it a text is not looked at further."""
+    return name in text and name in bound_names(text)
+
+
+def _import(text, tree, item):
+    """Return the changes that put ``{module, name, after}`` into the from-import of that module, or into a new one."""
+    if _binds(text, item["name"]):
+        return []
+    newline = newline_of(text)
     same = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == item["module"]]
     for node in same:
         start, end = _span(text, node)
@@ -100,28 +106,27 @@ def _add_import(text, item):
         if item.get("after") and match:
             glue = f",{newline}{match.group(1)}" if match.group(1) else ", "
             place = start + head + match.end()
-            return text[:place] + glue + item["name"] + text[place:]
+            return [(place, place, glue + item["name"])]
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     if not imports:
         raise EditError(f"no import at module level to put {item['name']} after")
-    last = (same or imports)[-1]
-    _start, end = _span(text, last)
-    return text[:end] + f"from {item['module']} import {item['name']}{newline}" + text[end:]
+    _start, end = _span(text, (same or imports)[-1])
+    return [(end, end, f"from {item['module']} import {item['name']}{newline}")]
 
 
-def _add_definition(text, item):
-    """Add ``{name, after, text}`` below the module-level assignment of ``after``."""
-    if item["name"] in bound_names(text):
-        return text
+def _definition(text, tree, item):
+    """Return the changes that put ``{name, after, text}`` below the module-level assignment of ``after``."""
+    if _binds(text, item["name"]):
+        return []
     anchors = [
         node
-        for node in parse(text).body
+        for node in tree.body
         if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == item["after"] for target in node.targets)
     ]
     if len(anchors) != 1:
         raise EditError(f"{item['after']} is assigned {len(anchors)} times at module level, expected once")
     _start, end = _span(text, anchors[0])
-    return text[:end] + _in_file(text, item["text"]) + newline_of(text) + text[end:]
+    return [(end, end, _in_file(text, item["text"]) + newline_of(text))]
 
 
 def parts(text, rules):
@@ -129,27 +134,30 @@ def parts(text, rules):
 
     :raises EditError: an edit's place is not there.
     """
-    tree, bound, result = parse(text), bound_names(text), {}
+    tree, result = parse(text), {}
     for kind in ("imports", "definitions"):
         for item in rules.get(kind, []):
-            result[f"{kind[:-1]} of {item['name']}"] = "done" if item["name"] in bound else "pending"
+            result[f"{kind[:-1]} of {item['name']}"] = "done" if _binds(text, item["name"]) else "pending"
     for edit in rules["edits"]:
         result[f"edit in {edit['scope']}"] = edit_state(text, tree, edit)
     return result
 
 
 def apply(text, rules):
-    """Return the text with every part of the rules in it.
+    """Return the text with every part of the rules in it. All places are found in the text as it is.
 
-    :raises EditError: a place is missing or ambiguous.
+    :raises EditError: a place is missing or ambiguous, or two places overlap.
     """
-    for edit in rules["edits"]:
-        text = _apply_edit(text, edit)
-    for item in rules.get("definitions", []):
-        text = _add_definition(text, item)
-    for item in rules.get("imports", []):
-        text = _add_import(text, item)
-    return text
+    tree, changes = parse(text), []
+    for kind, place in (("edits", _edit), ("definitions", _definition), ("imports", _import)):
+        for item in rules.get(kind, []):
+            changes += place(text, tree, item)
+    new, done = "", 0
+    for start, end, part in sorted(changes, key=lambda change: change[:2]):
+        if start < done:
+            raise EditError(f"two parts of the patch change the same place, {text[start:end].strip()!r}")
+        new, done = new + text[done:start] + part, end
+    return new + text[done:]
 
 
 def undefined_names(text):

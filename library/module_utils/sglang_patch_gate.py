@@ -49,6 +49,7 @@ class GateError(ValueError):
     """The place that a gate description names is not there exactly once."""
 
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: The same text is looked at several times; nobody changes the tree.
 parse = functools.lru_cache(maxsize=16)(ast.parse)
 
@@ -85,11 +86,14 @@ def find_scope(tree, qualname):
 
 def _definitions(parent):
     """Yield definitions directly in ``parent``, also below if, try and with, not inside other definitions."""
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node
-        else:
-            yield from _definitions(node)
+    # Expressions hold none, and most of a tree are expressions.
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        block = getattr(parent, field, [])
+        for node in block if isinstance(block, list) else []:
+            if isinstance(node, _DEFINITIONS):
+                yield node
+            else:
+                yield from _definitions(node)
 
 
 class _Names:
@@ -128,12 +132,19 @@ class _Names:
         return name if name in self.opaque or name in self.values else BROKEN
 
 
+@functools.lru_cache(maxsize=32)
 def _flat(scope):
-    """Yield the nodes of a scope without those inside nested definitions, an assignment before its target."""
-    for node in ast.iter_child_nodes(scope):
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _flat(node)
+    """Return the nodes of a scope without those inside nested definitions, an assignment before its target."""
+    found, left = [], [scope]
+    while left:
+        node = left.pop()
+        found.append(node)
+        if node is scope or not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+            left += reversed(list(ast.iter_child_nodes(node)))
+    return found[1:]
+
+
+_names = functools.lru_cache(maxsize=32)(_Names)
 
 
 def _evaluate(node, names, host, depth=0):
@@ -214,16 +225,21 @@ def _condition(gate, scope):
     if kind == "returns":
         returns = [node for node in _flat(scope) if isinstance(node, ast.Return) and node.value is not None]
         return _one(returns, f"a return in {where}").value, False
-    branches = [node for node in _flat(scope) if isinstance(node, ast.If) and test in ast.unparse(node.test)]
+    branches = [node for node in _flat(scope) if isinstance(node, ast.If)]
     if kind == "refuses":
         found = [
-            node for node in branches if isinstance(node.body[-1], ast.Raise) and text in ast.unparse(node.body[-1])
+            node
+            for node in branches
+            if isinstance(node.body[-1], ast.Raise)
+            and text in ast.unparse(node.body[-1])
+            and test in ast.unparse(node.test)
         ]
         return _one(found, f"an if that raises {text!r} in {where}").test, True
     found = [
         node
         for node in branches
         if any(isinstance(item, (ast.Assign, ast.Return)) and text in ast.unparse(item) for item in node.body)
+        and test in ast.unparse(node.test)
     ]
     return _one(found, f"an if around {text!r} in {where}").test, False
 
@@ -264,7 +280,7 @@ def admitted(source, gate):
     """
     tree = parse(source)
     scope = find_scope(tree, gate["scope"])
-    names = _Names(tree, scope)
+    names = _names(tree, scope)
     if gate["kind"] == "majors":
         keywords = [node for node in ast.walk(scope) if isinstance(node, ast.keyword) and node.arg == gate["text"]]
         majors = _evaluate(_one(keywords, f"{gate['text']}= in {gate['scope']}").value, names, "cpu")

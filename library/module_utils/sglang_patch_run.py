@@ -71,6 +71,22 @@ def reconcile(params, check_mode):
     return answer
 
 
+def verdicts(params, ask):
+    """Return the ``results`` of :func:`reconcile` for a release that is not there yet, without looking further than at
+    what the entries name.
+
+    :param params: ``{python, env, site, entries, engine_version, capabilities, allow_experimental, state}``.
+    :param ask: ``(python, packages, env)`` -> ``packages`` of :func:`sglang_patch_site.ask`.
+    :raises EntryError: an entry is malformed. :raises SiteError: interpreter.
+    """
+    entries, _gone = _wanted_entries(params, {"entries": []})
+    if not os.path.exists(params["python"]):
+        return _without_engine(params, True, params["site"], entries)["results"]
+    packages = {entry["package"]: entry["distribution"] for entry in entries}
+    origins = site_files.origins(ask(params["python"], packages, params["env"]), params["python"])
+    return _judge_all(params, entries, origins)[0]
+
+
 _KEPT = ("name", "edition", "digest", "package", "version", "origin", "files", "admitted", "hunks")
 
 

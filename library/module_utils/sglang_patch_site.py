@@ -19,9 +19,28 @@ _VERSION_FILES = ("_version.py", "version.py", "_build_meta.py", "__init__.py")
 
 # Runs in the engine's interpreter and imports nothing of the engine: finders only answer where it would come from.
 _PROBE = r"""
-import importlib.machinery as machinery, importlib.metadata as metadata, json, os, sys
-site, wanted = sys.argv[1], json.loads(sys.argv[2])
+import importlib.machinery as machinery, json, os, re, sys
+site, wanted, path = sys.argv[1], json.loads(sys.argv[2]), [item for item in sys.path if item]
 def real(path): return os.path.realpath(path or os.getcwd())
+def text(*names):
+    try:
+        with open(os.path.join(*names), encoding="utf-8", errors="replace") as handle: return handle.read()
+    except OSError: return ""
+def names(folder):
+    try: return os.listdir(folder)
+    except OSError: return []
+def key(name): return re.sub(r"[-_.]+", "-", name).lower()
+# What importlib.metadata would say: to import it costs as much as all the rest.
+def distributions(name):
+    for parent in entries:
+        for item in names(parent):
+            stem, kind = os.path.splitext(item)
+            if kind.lower() not in (".dist-info", ".egg-info") or key(stem.partition("-")[0]) != key(name): continue
+            head = text(parent, item, "METADATA") or text(parent, item, "PKG-INFO") or text(parent, item)
+            version = re.search(r"(?mi)^Version:[ \t]*(\S+)", head)
+            url = json.loads(text(parent, item, "direct_url.json") or "{}")
+            yield {"version": version and version.group(1), "parent": parent,
+                   "editable": bool(url.get("dir_info", {}).get("editable"))}
 def place(spec):
     if spec and spec.origin and spec.submodule_search_locations: return os.path.abspath(os.path.dirname(spec.origin))
 entries = [item for item in dict.fromkeys(real(item) for item in sys.path) if item != real(site)]
@@ -32,15 +51,11 @@ for package, distribution in wanted.items():
         if finder in (machinery.BuiltinImporter, machinery.FrozenImporter, machinery.PathFinder): continue
         search = getattr(finder, "find_spec", None)
         found.append(place(search(package, None)) if search else None)
-    dists = []
-    for dist in metadata.distributions(name=distribution, path=entries):
-        url = json.loads(dist.read_text("direct_url.json") or "{}")
-        dists.append({"version": dist.version, "parent": real(str(dist.locate_file(""))),
-                      "editable": bool(url.get("dir_info", {}).get("editable"))})
     found = [item for item in found if item]
-    out[package] = {"candidates": list(dict.fromkeys(map(real, found))), "distributions": dists,
+    out[package] = {"candidates": list(dict.fromkeys(map(real, found))),
+                    "distributions": list(distributions(distribution)),
                     "parents": [real(os.path.dirname(item)) for item in found]}
-print("SGLANG_PATCH " + json.dumps(out))
+print("SGLANG_PATCH " + json.dumps({"packages": out, "path": path}))
 """
 
 _COMPILE = r"""
@@ -85,12 +100,17 @@ def locate(python, packages, env, chdir, site):
     :returns: ``{package: {origin: path, kind: wheel | editable | copy, version: str} | None}``, None = not importable.
     :raises SiteError: two candidates for a package, no version, or the interpreter fails.
     """
-    answers = ask(python, packages, env, chdir, site)
+    return origins(ask(python, packages, env, chdir, site)["packages"], python)
+
+
+def origins(answers, python):
+    """Return what :func:`locate` returns, for the ``packages`` that :func:`ask` returned."""
     return {package: _origin(package, answer, python) for package, answer in answers.items()}
 
 
 def ask(python, packages, env, chdir, site):
-    """Return what :func:`locate` judges: ``{package: {candidates: [path], distributions: [{version, parent,
+    """Return what an interpreter sees, ``{packages, path}``: ``path`` are the folders in which it looks for modules,
+    ``packages`` what :func:`locate` judges, ``{package: {candidates: [path], distributions: [{version, parent,
     editable}], parents: [folder]}}``. A parent is where the package or a link to it lies.
 
     :raises SiteError: the interpreter fails.

@@ -23,7 +23,7 @@ import os
 import re
 
 from ansible.module_utils.sglang_patch_edits import EditError, apply, introduced_names, parts, undefined_names
-from ansible.module_utils.sglang_patch_gate import BROKEN, HOSTS, TARGET, GateError, admitted
+from ansible.module_utils.sglang_patch_gate import BROKEN, HOSTS, TARGET, GateError, admitted, parse
 
 #: States that let a variant go on; an entry may accept more with ``accepts``.
 GOOD = ("applied", "already_applied")
@@ -279,9 +279,9 @@ def _check_result(old, new, rules):
 
     :raises EditError: it does not compile, a name is undefined, or a gate changed for another host than SM120.
     """
-    compile(new, rules["path"], "exec", dont_inherit=True)
+    compile(parse(new), rules["path"], "exec", dont_inherit=True)
     undefined = undefined_names(new)
-    bad = (undefined - undefined_names(old)) | (undefined & introduced_names(rules))
+    bad = undefined and (undefined - undefined_names(old)) | (undefined & introduced_names(rules))
     if bad:
         raise EditError(f"undefined names after patching: {', '.join(sorted(bad))}")
     reports = []

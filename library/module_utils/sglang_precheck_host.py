@@ -8,8 +8,6 @@ import os
 import pwd
 import resource
 import subprocess
-import urllib.error
-import urllib.request
 
 from ansible.module_utils import (
     sglang_engine,
@@ -26,13 +24,14 @@ class Host:
 
     :param root: release root; a process is ours when it belongs to a release below it.
     :param command_limit: seconds that a command may take.
+    :param engine: the state of the declared engine where it is known already.
     """
 
-    def __init__(self, root, command_limit=10.0):
+    def __init__(self, root, command_limit=10.0, engine=None):
         self.root = root
         self.command_limit = command_limit
         self.environ = dict(os.environ)
-        self.cache = {}
+        self.cache = {"engine": engine} if engine else {}
 
     def run(self, argv):
         """Return ``(exit status, output, error output)`` of a command; status 127 where there is no such program, 124
@@ -117,20 +116,34 @@ class Host:
 
     def candidates(self, python, packages, env):
         """Return ``{package: {candidates: [path], ...}}``, see :func:`sglang_patch_site.ask`; raises its SiteError."""
-        return sglang_patch_site.ask(python, packages, env, None, self.unbuilt_site())
+        answers = self.ask(python, packages, env)["packages"]
+        return {package: answers[package] for package in packages}
+
+    def ask(self, python, packages, env):
+        """Return what :func:`sglang_patch_site.ask` returns; an interpreter that was asked for as much before is not
+        started again, nor one that failed. Raises SiteError."""
+        key = (python, tuple(sorted(env.items())))
+        asked, answer = self.cache.get(key, ({}, None))
+        if answer is None or packages.items() - asked.items():
+            asked = {**asked, **packages}
+            try:
+                answer = sglang_patch_site.ask(python, asked, env, None, self.unbuilt_site())
+            except sglang_patch_site.SiteError as error:
+                answer = error
+            self.cache[key] = asked, answer
+        if isinstance(answer, sglang_patch_site.SiteError):
+            raise answer
+        return answer
 
     def python_path(self, python, env):
         """Return where an interpreter looks for modules, in its order; raises
         :class:`sglang_patch_site.SiteError`."""
-        script = "import json, sys; print(json.dumps([item for item in sys.path if item]))"
-        output = sglang_patch_site.run_engine(python, script, [], env, "/")
-        return json.loads(output.strip().splitlines()[-1])
+        return self.ask(python, {}, env)["path"]
 
     def judge_patches(self, wanted):
         """Return the results of the patch engine for ``{python, env, entries, engine_version, capabilities,
         allow_experimental}`` without writing; raises its SiteError or EntryError."""
-        params = {"chdir": None, "state": "present", "site": self.unbuilt_site(), **wanted}
-        return sglang_patch_run.reconcile(params, check_mode=True)["results"]
+        return sglang_patch_run.verdicts({"state": "present", "site": self.unbuilt_site(), **wanted}, self.candidates)
 
     def unbuilt_site(self):
         """Return the place of a release that is still to be built, for questions about the engine as it is."""
@@ -158,6 +171,10 @@ class Host:
 
     def served_models(self, url, limit=2.0):
         """Return the models that an OpenAI-compatible server at a URL serves; empty where nothing answers so."""
+        # Here: it costs more than the checks, and a port is seldom taken.
+        import urllib.error
+        import urllib.request
+
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"{url}/v1/models", timeout=limit) as answer:

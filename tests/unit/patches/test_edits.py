@@ -69,6 +69,20 @@ def test_a_place_that_is_not_there_once_is_an_error(body, message):
         apply("from x import old\n" + body, RULES)
 
 
+def test_two_edits_of_one_scope_are_both_made():
+    edits = [{"scope": "gate", "find": text, "replace": f"{text}.new"} for text in ("second()", "first()")]
+    text = "import x\n\n\ndef gate():\n    return first() or second()\n"
+    after = apply(text, {"edits": edits})
+    assert after == text.replace("first() or second()", "first().new or second().new")
+    assert apply(after, {"edits": edits}) == after
+
+
+def test_two_edits_of_one_place_are_an_error():
+    edits = [{"scope": "gate", "find": text, "replace": "done"} for text in ("first() or", "or second()")]
+    with pytest.raises(EditError, match="change the same place"):
+        apply("import x\n\n\ndef gate():\n    return first() or second()\n", {"edits": edits})
+
+
 def test_undefined_names_are_found_where_compiling_finds_none():
     text = shapes.guard(shapes.FUNCTIONS).replace(
         "(_is_sm90_supported or _is_sm100_supported)", "(_is_sm90_supported or _is_sm120_supported)"

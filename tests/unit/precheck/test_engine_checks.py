@@ -213,6 +213,44 @@ def test_live_readers(tmp_path):
     ]
 
 
+def counting(folder, then):
+    """Return an interpreter that writes a line into the file beside it at each start, and then does what THEN says."""
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\necho started >> "{folder}/starts"\n{then}\n')
+    python.chmod(0o755)
+    return str(python), lambda: (folder / "starts").read_text().count("started")
+
+
+def test_live_interpreter_is_started_once_for_all_questions(tmp_path):
+    python, starts = counting(tmp_path, f'exec "{sys.executable}" "$@"')
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    for name, version in (("sglang-0.5.9.dist-info/METADATA", "0.5.9"), ("Other_Name-2.0.egg-info/PKG-INFO", "2.0")):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text(f"Metadata-Version: 2.1\nVersion: {version}\n\nVersion: 9\n")
+    host, env = Host(str(tmp_path / "root")), {"PYTHONPATH": str(tmp_path)}
+    seen = host.candidates(python, {"sglang": "sglang", "torch": "other-name"}, env)
+    versions = {name: [item["version"] for item in answer["distributions"]] for name, answer in seen.items()}
+    assert versions == {"sglang": ["0.5.9"], "torch": ["2.0"]}
+    assert host.candidates(python, {"sglang": "sglang"}, env) == {"sglang": seen["sglang"]}
+    assert host.python_path(python, env)[0] == str(tmp_path)
+    assert starts() == 1
+    # Another package or another environment is another question.
+    assert list(host.candidates(python, {"flashinfer": "flashinfer-python"}, env)) == ["flashinfer"]
+    assert host.python_path(python, {})[0] != str(tmp_path)
+    assert starts() == 3
+
+
+def test_live_interpreter_that_fails_is_not_started_again(tmp_path):
+    python, starts = counting(tmp_path, "echo no such library >&2; exit 1")
+    host = Host(str(tmp_path / "root"))
+    for ask in (lambda: host.candidates(python, {"sglang": "sglang"}, {}), lambda: host.python_path(python, {})):
+        with pytest.raises(SiteError, match="no such library"):
+            ask()
+    assert starts() == 1
+
+
 def test_live_mapped_library(tmp_path):
     """A worker of the own release that has mapped a file of that name."""
     library = tmp_path / "libnccl.so.2"

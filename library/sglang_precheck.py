@@ -11,6 +11,7 @@ module: sglang_precheck
 short_description: Check a host before an SGLang release is built on it
 description:
   - Reads, and changes nothing. Each check gives findings; those of level C(error) make the verdict negative.
+  - Findings that M(sglang_release) has made in its own call are given back as if they had been made here, see O(found).
   - On a host whose device is V(cpu) the GPU checks are reported as not exercised.
   - The rules are described in C(docs/prechecks.md).
 author: the sglang deploy authors
@@ -93,6 +94,12 @@ options:
     description: Disk space that must stay free, in MB.
     type: int
     default: 500
+  found:
+    description:
+      - What another call of this run has found, C(checks) of the result of M(sglang_release). The host is then not
+        read again, and the task costs no call of a module. Empty for nothing.
+    type: dict
+    default: {}
   enforce:
     description: Fail where the verdict is negative, with all errors in one message.
     type: bool
@@ -152,58 +159,20 @@ elapsed:
   sample: 0.3
 """
 
-import time
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_api_key import hide_secrets
-from ansible.module_utils.sglang_findings import errors, summary
-from ansible.module_utils.sglang_precheck_engine import ENGINE_CHECKS
-from ansible.module_utils.sglang_precheck_gpu import GPU_CHECKS
-from ansible.module_utils.sglang_precheck_host import Host
-from ansible.module_utils.sglang_precheck_kernel import KERNEL_CHECKS
-from ansible.module_utils.sglang_precheck_leftovers import LEFTOVER_CHECKS
-from ansible.module_utils.sglang_prechecks import HOST_CHECKS, run_checks
-
-CHECKS = HOST_CHECKS + ENGINE_CHECKS + GPU_CHECKS + KERNEL_CHECKS + LEFTOVER_CHECKS
+from ansible.module_utils.sglang_precheck_run import precheck
+from ansible.module_utils.sglang_precheck_spec import ARGUMENTS, outcome
 
 
 def main():
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "root": {"type": "str", "required": True},
-            "engine": {"type": "dict", "required": True},
-            "model": {"type": "dict", "default": {}},
-            "user": {"type": "str", "default": ""},
-            "port": {"type": "int", "required": True},
-            "device": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-            "gpu_count": {"type": "int", "default": 0},
-            "compute_capability": {"type": "str", "default": ""},
-            "args": {"type": "dict", "default": {}},
-            "env": {"type": "dict", "default": {}},
-            "patches": {"type": "list", "elements": "dict", "default": []},
-            "built": {"type": "bool", "default": False},
-            "allow_experimental": {"type": "bool", "default": False},
-            "model_sha256": {"type": "dict", "default": {}},
-            "python_range": {"type": "str", "default": ">=3.10,<3.14"},
-            "engine_mb": {"type": "int", "default": 2500},
-            "release_mb": {"type": "int", "default": 100},
-            "margin_mb": {"type": "int", "default": 500},
-            "enforce": {"type": "bool", "default": True},
-        },
-        supports_check_mode=True,
-    )
-    env, started = hide_secrets(module), time.monotonic()
-    params = {**module.params, "env": {name: str(value) for name, value in env.items()}}
-    findings, verdict = run_checks(params, Host(module.params["root"]), CHECKS)
-    result = {
-        "changed": False,
-        "findings": findings,
-        "verdict": verdict,
-        "elapsed": round(time.monotonic() - started, 3),
-    }
-    if module.params["enforce"] and not verdict["ok"]:
-        module.fail_json(msg=summary(errors(findings)), **result)
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    env = hide_secrets(module)
+    found = module.params["found"] or precheck({**module.params, "env": env})
+    result = outcome(found, module.params["enforce"])
+    if result.pop("failed", False):
+        module.fail_json(**result)
     module.exit_json(**result)
 
 

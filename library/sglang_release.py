@@ -101,6 +101,13 @@ options:
     description: Let O(state=target) take a release that was rejected.
     type: bool
     default: false
+  checks:
+    description:
+      - Read the host in the same call, but only where the plan says that something has to change, and return what was
+        found as RV(checks). Only O(state=compared) takes them. Empty for none.
+      - These are the options of M(sglang_precheck) without C(found) and C(enforce). C(built) is taken from the plan.
+    type: dict
+    default: {}
   unlock:
     description:
       - Give the run's lock back once the state is reached, so that the last step of a run needs no other one for it.
@@ -176,6 +183,22 @@ plan:
     model: {present: true}
     unfinished: []
     problems: []
+checks:
+  description:
+    - What the host was found to have or to lack, see O(checks); null where it was not read.
+    - A negative verdict does not fail the task. Given to M(sglang_precheck) as C(found), it does.
+  returned: always
+  type: dict
+  contains:
+    findings:
+      description: As M(sglang_precheck) returns them.
+      type: list
+    verdict:
+      description: As M(sglang_precheck) returns it.
+      type: dict
+    elapsed:
+      description: Seconds that the checks took.
+      type: float
 info:
   description: For C(reported); otherwise null.
   returned: always
@@ -263,11 +286,35 @@ msg:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.sglang_api_key import hide_secrets
 from ansible.module_utils.sglang_lock import LockedError
+from ansible.module_utils.sglang_precheck_spec import CHECKS
 from ansible.module_utils.sglang_release_states import STATES, run_state
 from ansible.module_utils.sglang_release_store import ReleaseError
 
 NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
+
+
+def checks_of(module):
+    """Return the parameter ``checks`` as :data:`CHECKS` describes it, its secrets kept out of the module's output."""
+    given = module.params["checks"]
+    if not given:
+        return {}
+    if module.params["state"] != "compared":
+        module.params["checks"] = {}
+        module.fail_json(
+            msg=f"checks: they came with state={module.params['state']}. Rule: only compared reads the host. "
+            "Way out: leave checks out."
+        )
+    answer = ArgumentSpecValidator(CHECKS).validate(given)
+    if answer.error_messages:
+        # What could not be read could hold a secret.
+        module.params["checks"] = {}
+        module.fail_json(msg=f"checks: {'; '.join(answer.error_messages)}")
+    module.params["checks"] = answer.validated_parameters
+    env = hide_secrets(module, "checks")
+    return {**module.params["checks"], "env": env}
 
 
 def main():
@@ -291,11 +338,12 @@ def main():
             record=dict(type="dict", default={}),
             decision=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
+            checks=dict(type="dict", default={}),
             unlock=dict(type="bool", default=False),
         ),
         supports_check_mode=True,
     )
-    params = module.params
+    params = {**module.params, "checks": checks_of(module)}
     state = params["state"]
     if not os.path.isabs(params["root"]):
         module.fail_json(msg=f"root: {params['root']!r} is not an absolute path.")

@@ -41,18 +41,21 @@ def masked(env):
     return {name: HIDDEN if names_secret(name) and value else value for name, value in env.items()}
 
 
-def hide_secrets(module):
+def hide_secrets(module, within=None):
     """Return the parameter ``env`` and keep the values whose names are those of secrets out of the module's output.
 
     A short value is hidden where its name stands beside it; looked for everywhere it would blot out results, as 1 does.
+
+    :param within: the parameter, a dict, that holds ``env``; None: it is a parameter itself.
     """
-    env = module.params["env"]
+    params = module.params[within] if within else module.params
+    env = params["env"]
     for name, value in env.items():
         if names_secret(name) and len(str(value)) >= 8:
             # Inside JSON a quote or a backslash is written in another way.
             module.no_log_values.update({str(value), json.dumps(str(value))[1:-1]})
     # What Ansible shows as the invocation.
-    module.params["env"] = masked(env)
+    params["env"] = masked(env)
     return env
 
 

@@ -119,9 +119,21 @@ def compare(params, check):
             record_event(params, "compared", release, variant, in_sync=plan["in_sync"], reasons=reasons)
         message = f"{release} serves and is promoted" if plan["in_sync"] else "; ".join(reasons)
         message = problems[-1] if alarm else message
-        return make_result(plan=plan, msg=message)
+        return make_result(plan=plan, checks=_checks(params, plan), msg=message)
 
     return _under_new_lock(params, check, work)
+
+
+def _checks(params, plan):
+    """Return what the host was found to have, where something has to change on it: else the look would be in vain."""
+    wanted = params.get("checks")
+    if not wanted or plan["in_sync"]:
+        return None
+    # Here: a host that is in sync does not wait for these to be read.
+    from ansible.module_utils.sglang_precheck_run import precheck
+
+    known = plan["engine"] if wanted["engine"] == params["engine"] else None
+    return precheck({**wanted, "built": plan["release"]["built"]}, known)
 
 
 def lock(params, check):

@@ -20,7 +20,7 @@ REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
 def make_result(**keys):
     """Return the keys of every result, with these set; ``before``, ``after`` and ``texts`` are for the diff."""
     result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(unlocked=False, before="", after="", texts={})
+    result.update(checks=None, unlocked=False, before="", after="", texts={})
     result.update(keys)
     return result
 

@@ -15,8 +15,8 @@ import threading
 import pytest
 from ansible.module_utils.sglang_precheck_host import Host
 from ansible.module_utils.sglang_precheck_kernel import acs_control
+from ansible.module_utils.sglang_precheck_run import CHECKS
 from ansible.module_utils.sglang_prechecks import HOST_CHECKS, in_range, run_checks
-from sglang_precheck import CHECKS
 
 from .hosts import GB, FakeHost, captured, card, config_space, matrix
 

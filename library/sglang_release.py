@@ -111,6 +111,7 @@ options:
   unlock:
     description:
       - Give the run's lock back once the state is reached, so that the last step of a run needs no other one for it.
+      - With O(state=compared) only where nothing has to change, since then nothing follows.
     type: bool
     default: false
 attributes:
@@ -313,8 +314,10 @@ def checks_of(module):
         module.params["checks"] = {}
         module.fail_json(msg=f"checks: {'; '.join(answer.error_messages)}")
     module.params["checks"] = answer.validated_parameters
-    env = hide_secrets(module, "checks")
-    return {**module.params["checks"], "env": env}
+    checks = {**module.params["checks"], "env": hide_secrets(module, "checks")}
+    # The invocation comes back with the result: the names say as much as the texts of all edits.
+    module.params["checks"]["patches"] = [entry.get("name") for entry in checks["patches"]]
+    return checks
 
 
 def main():

@@ -183,6 +183,7 @@ def run_state(params, check):
     function, locks = STATES[params["state"]]
     result = locked(function, params, check) if locks else function(params, check)
     # The last step of a run gives the lock back itself: a task of its own would cost as much as the step.
-    if params.get("unlock"):
+    ends = not result["plan"] or result["plan"]["in_sync"]
+    if params.get("unlock") and ends:
         result["unlocked"] = unlock(params, check)["unlocked"]
     return result

@@ -40,6 +40,17 @@ def test_second_deploy_of_the_same_inputs_is_in_sync_and_writes_no_manifest(host
     assert manifest.stat().st_mtime_ns == before
 
 
+def test_comparison_that_ends_the_run_gives_the_lock_back(host):
+    """Only where nothing has to change: what follows otherwise works under the lock."""
+    asked = {"variant": "baseline", "inputs": {"args": {"variant": "baseline"}}, "unlock": True}
+    assert not host.ok("compared", **asked)["unlocked"]
+    assert host.ok("reported")["info"]["lock"]["run"]["id"] == "run-1"
+    host.deploy()
+    assert host.ok("compared", **asked)["unlocked"]
+    assert host.ok("reported")["info"]["lock"] is None and events(host)[-2:] == ["compared", "unlocked"]
+    assert not host.ok("compared", check=True, **asked)["unlocked"], "check mode holds none"
+
+
 def test_a_server_that_hangs_is_in_sync_and_is_not_said_to_serve(host, monkeypatch):
     release = host.deploy()
     monkeypatch.setattr(sglang_watch_progress, "alarm", lambda path: "no token for 45 s")

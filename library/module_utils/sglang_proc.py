@@ -40,7 +40,10 @@ def _read(path):
 
 
 def stat_of(pid, proc):
-    """Return ``{pid, comm, state, ppid, pgid, sid, start}``, or None; ``start`` is in clock ticks since boot."""
+    """Return ``{pid, comm, state, ppid, pgid, sid, ticks, start}``, or None.
+
+    ``start`` is in clock ticks since boot, ``ticks`` the clock ticks of CPU time that the process has used.
+    """
     raw = _read(f"{proc}/{pid}/stat")
     if not raw:
         return None
@@ -54,6 +57,7 @@ def stat_of(pid, proc):
         "ppid": int(field[1]),
         "pgid": int(field[2]),
         "sid": int(field[3]),
+        "ticks": int(field[11]) + int(field[12]),
         "start": int(field[19]),
     }
 

@@ -209,9 +209,9 @@ def _unmarked(table, marked, ours, recorded, proc):
 def scan(root, proc="/proc"):
     """Return the processes of a root, or of one release when ``root`` is a path ``.../releases/<id>``.
 
-    :returns: ``[{pid, ppid, pgid, sid, state, start, uid, comm, cmdline, release, role, tp_rank}]`` ordered by pid,
-        zombies included (``state`` Z). ``start`` is in clock ticks since boot, ``cmdline`` a list, ``role`` one of
-        server, scheduler, detokenizer, resource_tracker, other.
+    :returns: ``[{pid, ppid, pgid, sid, state, start, ticks, uid, comm, cmdline, release, role, tp_rank}]`` ordered by
+        pid, zombies included (``state`` Z). ``start`` is in clock ticks since boot, ``ticks`` the ticks of CPU time
+        used, ``cmdline`` a list, ``role`` one of server, scheduler, detokenizer, resource_tracker, other.
     """
     scope = _scope(root)
     table, marked = {}, {}

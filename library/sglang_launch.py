@@ -197,7 +197,7 @@ files:
   returned: success
   type: list
   elements: str
-  sample: [launch.json, launch.py, watch.py, policy.py, probe.py, signatures.py, supervisor.conf]
+  sample: [launch.json, launch.py, watch.py, policy.py, probe.py, newlog.py, signatures.py, supervisor.conf]
 written:
   description: Those of RV(files) that were written, or would be in check mode.
   returned: success

@@ -49,9 +49,10 @@ def rotate(log, keep):
         os.unlink(log)
 
 
-def forget_imports(release):
-    """Remove what the workers of earlier starts wrote about their imports: a process id may come again."""
-    for path in glob.glob(os.path.join(glob.escape(release), "run", "imports-*.json")):
+def forget(release):
+    """Remove what workers and watch of earlier starts wrote: pids come again, and this start is no restart."""
+    run = os.path.join(glob.escape(release), "run")
+    for path in glob.glob(os.path.join(run, "imports-*.json")) + glob.glob(os.path.join(run, "health.json")):
         os.unlink(path)
 
 
@@ -246,7 +247,7 @@ class Service:
             self.provider.settle()
             self.provider.prepare(self.release)
             rotate(self.launch["log"], self.p["log_keep"])
-            forget_imports(self.release)
+            forget(self.release)
             self.provider.start()
             self._first_moments()
         except ProviderError as error:

@@ -55,4 +55,6 @@ def test_failure_in_the_middle(node):
     # It is rejected with its rung, as in a deploy, and is not retired.
     event = node.ledger("rejected")[-1]
     assert (event["variant"], event["rung"], node.state(event["release"])) == ("broken", "ready", "rejected")
-    assert "degenerate" in event["reason"] and event["release"] not in [one["release"] for one in node.ledger("retired")]
+    assert "degenerate" in event["reason"] and event["release"] not in [
+        one["release"] for one in node.ledger("retired")
+    ]

@@ -316,11 +316,12 @@ def test_prune_keeps_what_serves_and_what_a_rollback_needs(host, monkeypatch):
     unfinished = host.compare("f")["release"]["id"]
     host.ok("created", release=unfinished)
     os.mkdir(os.path.join(host.root, "releases", ".trash-x"))
-    assert set(host.ok("pruned", keep=1, check=True)["removed"]) == {*built[1:4], unfinished, ".trash-x"}
+    dry = host.ok("pruned", keep=1, check=True)
+    assert set(dry["removed"]) == {*built[1:4], unfinished, ".trash-x"} and dry["msg"].startswith("would remove: ")
     monkeypatch.setattr(
         sglang_release_compare.sglang_proc, "scan", lambda root: [{"release": str(host.path(built[1]))}]
     )
-    host.ok("pruned", keep=1)
+    assert host.ok("pruned", keep=1)["msg"].startswith("removed: ")
     left = set(os.listdir(os.path.join(host.root, "releases")))
     assert left == {built[0], built[1], built[4]}
     assert host.ok("pruned", keep=1)["changed"] is False

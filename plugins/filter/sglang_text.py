@@ -10,6 +10,7 @@ MODULE_UTILS = str(pathlib.Path(__file__).resolve().parents[2] / "library" / "mo
 if MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(MODULE_UTILS)
 
+from ansible.module_utils.sglang_api_key import problem_of  # noqa: E402
 from ansible.module_utils.sglang_findings import line  # noqa: E402
 
 
@@ -177,6 +178,7 @@ class FilterModule:
     def filters(self):
         """Return the table that Ansible reads."""
         return {
+            "sglang_api_key_problem": problem_of,
             "sglang_finding_lines": finding_lines,
             "sglang_verdict": verdict,
             "sglang_refusal": refusal,

@@ -226,6 +226,7 @@ def test_two_releases_with_two_keys_start_with_their_own(launch):
     [
         ({"api_key": "short"}, "16 or more"),
         ({"api_key": "has a space in it, long"}, "16 or more"),
+        ({"api_key": "correct-horse-battery\n"}, "line ends"),
         ({"api_key": "correct-horse-battery", "api_key_file": "/run/key"}, "exclude each other"),
     ],
 )

@@ -103,6 +103,13 @@ options:
       warmup:
         description: The server's own first request. 300 by default.
         type: float
+  idle_silence:
+    description:
+      - Seconds of silence after which the canary has stalled where none of its processes uses CPU time or waits for a
+        disk meanwhile, from the phase distributed to the warm-up. Dummy weights leave nothing to wait for.
+      - V(0) leaves it to O(phase_silence).
+    type: float
+    default: 10
   generations:
     description: How many generations in a row must succeed.
     type: int
@@ -128,7 +135,7 @@ options:
     type: float
     default: 1
   live_interval:
-    description: Seconds between two requests to the live server.
+    description: Seconds between two requests to the live server while the canary runs.
     type: float
     default: 0.3
   python:
@@ -266,6 +273,7 @@ def main():
             nice=dict(type="int", default=5),
             timeout=dict(type="float", default=600),
             phase_silence=dict(type="dict", default={}, options={phase: dict(type="float") for phase in TIMED_PHASES}),
+            idle_silence=dict(type="float", default=10),
             generations=dict(type="int", default=3),
             max_tokens=dict(type="int", default=8, no_log=False),
             generation_timeout=dict(type="float", default=120),

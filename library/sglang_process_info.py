@@ -44,7 +44,7 @@ RETURN = r"""
 processes:
   description:
     - Processes of the root, each with C(pid), C(ppid), C(pgid), C(sid), C(state), C(start) in clock ticks since boot,
-      C(uid), C(comm), C(cmdline), C(release), C(role) and C(tp_rank).
+      C(ticks) of CPU time used, C(uid), C(comm), C(cmdline), C(release), C(role) and C(tp_rank).
   returned: success
   type: list
   elements: dict

@@ -13,6 +13,8 @@ PROBES = 5
 TOKENS = 4
 PROMPT = "The capital of France is"
 LIMIT = 30.0
+# Seconds between two requests while no canary runs, which the operator waits for.
+BRISK = 0.05
 
 
 class UnmeasuredError(Exception):
@@ -29,7 +31,7 @@ class LiveProbe:
     :param client: :class:`sglang_client.Client` of the live server.
     :param factor: how many times as long as before a request may take.
     :param floor: seconds that a request may take in any case.
-    :param interval: seconds between two requests.
+    :param interval: seconds between two requests while the canary runs.
     :param limit: seconds for one request, and for those before the canary together; :data:`LIMIT` by default.
     """
 
@@ -95,7 +97,7 @@ class LiveProbe:
             else:
                 self.seconds[phase].append(time.monotonic() - begin)
             self._asked = None
-            self._over.wait(self.interval)
+            self._over.wait(self.interval if self._phase == "during" else min(BRISK, self.interval))
 
     @property
     def allowed(self):

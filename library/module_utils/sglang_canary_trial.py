@@ -169,7 +169,7 @@ class Trial:
     def _try(self, canary, launch, probe, key, abandoned):
         client = Client(launch["endpoint"], key)
         pid = canary.start(launch, self.p["nice"])
-        names = ("timeout", "request_timeout", "generation_timeout", "generations", "max_tokens")
+        names = ("timeout", "idle_silence", "request_timeout", "generation_timeout", "generations", "max_tokens")
         # The answers of dummy weights are noise: nothing is asked of them but that they come.
         options = Options(silence=self.silence, min_distinct=0, **{name: self.p[name] for name in names})
         watch = CanaryWatch(canary.path, launch, client, options, pid, Progress(canary.path), abandoned)

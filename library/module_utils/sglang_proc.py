@@ -42,7 +42,10 @@ def _read(path):
 
 
 def stat_of(pid, proc):
-    """Return ``{pid, comm, state, ppid, pgid, sid, start}``, or None; ``start`` is in clock ticks since boot."""
+    """Return ``{pid, comm, state, ppid, pgid, sid, ticks, start}``, or None.
+
+    ``start`` is in clock ticks since boot, ``ticks`` the clock ticks of CPU time that the process has used.
+    """
     raw = _read(f"{proc}/{pid}/stat")
     if not raw:
         return None
@@ -56,6 +59,7 @@ def stat_of(pid, proc):
         "ppid": int(field[1]),
         "pgid": int(field[2]),
         "sid": int(field[3]),
+        "ticks": int(field[11]) + int(field[12]),
         "start": int(field[19]),
     }
 
@@ -207,9 +211,9 @@ def _unmarked(table, marked, ours, recorded, proc):
 def scan(root, proc="/proc"):
     """Return the processes of a root, or of one release when ``root`` is a path ``.../releases/<id>``.
 
-    :returns: ``[{pid, ppid, pgid, sid, state, start, uid, comm, cmdline, release, role, tp_rank}]`` ordered by pid,
-        zombies included (``state`` Z). ``start`` is in clock ticks since boot, ``cmdline`` a list, ``role`` one of
-        server, scheduler, detokenizer, resource_tracker, other.
+    :returns: ``[{pid, ppid, pgid, sid, state, start, ticks, uid, comm, cmdline, release, role, tp_rank}]`` ordered by
+        pid, zombies included (``state`` Z). ``start`` is in clock ticks since boot, ``ticks`` the ticks of CPU time
+        used, ``cmdline`` a list, ``role`` one of server, scheduler, detokenizer, resource_tracker, other.
     """
     scope = _scope(root)
     table, marked = {}, {}

@@ -12,6 +12,8 @@ from ansible.module_utils import sglang_proc
 
 COMPILERS = ("nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja")
 SCAN_INTERVAL = 0.5
+# Processes that use less of one core than this between two scans do nothing; the idle loops of a server need less.
+BUSY_SHARE = 0.05
 # A service that was just told to start may need this long until its process carries the marker.
 ABSENT = 1.0
 _KERNEL = re.compile(r"NVRM: Xid|Out of memory: Killed process")
@@ -46,6 +48,8 @@ class Processes:
         self._scanned = None
         self._absent = None
         self._headless = None
+        self._ticks = {}
+        self._busy = clock()
         self._oom_before = None
         self._memory_events = ""
         self.check()
@@ -54,9 +58,11 @@ class Processes:
         now = self._clock()
         if self._scanned is not None and now - self._scanned < SCAN_INTERVAL:
             return
+        spent = now - self._scanned if self._scanned is not None else 0.0
         self._scanned = now
         found = sglang_proc.scan(self.release, self._proc)
         self._items = [item for item in found if sglang_proc.alive(item["state"])]
+        self._measure(now, spent)
         if self.pid is None:
             self.pid = next((item["pid"] for item in self._items if item["role"] == "server"), None)
         server = next((item for item in found if item["pid"] == self.pid), None)
@@ -68,6 +74,19 @@ class Processes:
             related = item["ppid"] == server["pid"] or item["pgid"] == server["pgid"]
             if item["role"] in sglang_proc.WORKER_ROLES and related and item["start"] >= server["start"]:
                 self.workers.setdefault((item["pid"], item["start"]), item)
+
+    def _measure(self, now, spent):
+        """Remember when the processes last worked: used CPU time, waited for a disk, or came and went."""
+        before, self._ticks = self._ticks, {(i["pid"], i["start"]): i["ticks"] for i in self._items}
+        used = sum(ticks - before.get(key, 0) for key, ticks in self._ticks.items()) / os.sysconf("SC_CLK_TCK")
+        waits = any(item["state"] in ("R", "D") for item in self._items)
+        if waits or before.keys() != self._ticks.keys() or used >= BUSY_SHARE * spent:
+            self._busy = now
+
+    def idle(self):
+        """Return for how many seconds no process of the release has worked."""
+        self._scan()
+        return self._clock() - self._busy
 
     def _living(self, pid, start):
         found = state_of(pid, self._proc)

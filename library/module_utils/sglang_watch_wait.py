@@ -16,6 +16,8 @@ HEALTH_INTERVAL = 0.4
 # After a fatal line or a death: time for the other ranks and the logger to say the rest.
 SETTLE = 0.5
 QUIET = 0.2
+# Phases in which a process that uses no CPU time waits for nothing but another one of the same server.
+IDLE_PHASES = ("distributed", "weights", "kv_cache", "graph", "warmup")
 PROMPTS = ("The capital of France is", "One, two, three, four,", "Water boils at a temperature of")
 
 
@@ -54,6 +56,8 @@ class Options(typing.NamedTuple):
     """For the whole wait."""
     silence: dict = sglang_watch.SILENCE
     """For each phase, see :data:`sglang_watch.SILENCE`."""
+    idle_silence: float = 0
+    """For silence while no process works, in the phases of IDLE_PHASES; 0 leaves it to ``silence``."""
     request_timeout: float = 30
     """For a request that generates nothing."""
     generation_timeout: float = 120
@@ -174,8 +178,11 @@ class Watch:
         if self.answered and self.health != "200" and now - max(self.answered, self.log.tokens_moved or 0) >= limit:
             detail = f"/health: {self.health}, {now - self.answered:.0f} s after {len(self.generations)} generations"
             raise NotReadyError(cause("health_failed", phase, detail))
-        silent = now - self.log.moved
-        if phase in ("ready", "serving") or silent < self.options.silence[phase]:
+        silent, limit = now - self.log.moved, self.options.silence[phase]
+        idle = self.options.idle_silence
+        # What neither speaks nor works is no slow start, so that takes less patience.
+        still = idle and phase in IDLE_PHASES and min(silent, self.processes.idle()) >= idle
+        if phase in ("ready", "serving") or (silent < limit and not still):
             return
         compilers = self.processes.compiling()
         if compilers:
@@ -184,7 +191,8 @@ class Watch:
             self.last_error = f"{', '.join(compilers)} at work below the server"
             return
         hang = phase in ("distributed", "graph") and self.log.nccl_seen
-        detail = f"silent for {silent:.0f} s in phase {phase}, limit {self.options.silence[phase]} s"
+        detail = f"silent for {silent:.0f} s in phase {phase}, "
+        detail += f"limit {limit} s" if silent >= limit else f"and no process works; limit for both {idle:g} s"
         raise NotReadyError(cause("p2p_hang" if hang else "stalled", phase, detail))
 
     def _report(self, state):

@@ -56,6 +56,16 @@ def _wait_forever():
         time.sleep(3600)
 
 
+def _work(seconds):
+    """Use a fifth of a core for so long and say nothing."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        slice_ = time.process_time() + 0.02
+        while time.process_time() < slice_:
+            pass
+        time.sleep(0.08)
+
+
 def check_faults(script, phase, rank, label=None):
     """Do what the script asks at the start of a phase: crash, die by a signal, or fall silent."""
     crash, die, hang = script["crash"], script["die"], script["hang"]
@@ -68,7 +78,7 @@ def check_faults(script, phase, rank, label=None):
             os._exit(0)
         os.waitpid(pid, 0)
     if hang and hang["phase"] == phase and hang.get("rank", rank) == rank:
-        _wait_forever()
+        _work(hang["works"]) if "works" in hang else _wait_forever()
     if die and die["phase"] == phase and die.get("rank", 0) == rank:
         os.kill(os.getpid(), die.get("signal", signal.SIGKILL))
     if crash and crash["phase"] == phase:

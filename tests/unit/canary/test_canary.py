@@ -73,6 +73,16 @@ def test_refuses_by_name(root, canary, script, rule, words):
     nothing_left(root, result)
 
 
+def test_silence_without_work_takes_less_patience(root, canary):
+    """Two ranks that wait for a third have used no CPU time; one that computes is not taken for hung."""
+    result = canary(root.release("aaaa1111", {"hang": {"phase": "weights", "rank": 0}}), idle_silence=1.5)
+    assert result["cause"]["signature"] == "stalled" and "no process works; limit for both 1.5 s" in result["msg"]
+    assert result["elapsed"] < 10
+    nothing_left(root, result)
+    working = root.release("bbbb2222", {"hang": {"phase": "weights", "rank": 0, "works": 4}})
+    assert canary(working, idle_silence=1.5)["verdict"] == "passed"
+
+
 def test_proof_of_activation_refuses(root, canary):
     """A variable that the workers do not hold, and an argument that is not in force."""
     wanted = root.release(

@@ -41,6 +41,7 @@ def test_tree_of_the_real_server(root, proc):
         "sid": 10,
         "state": "S",
         "start": 100,
+        "ticks": 0,
         "uid": found[0]["uid"],
         "comm": "python",
         "cmdline": SERVER,

@@ -50,7 +50,7 @@ def test_deploy(serving):
         "NRestarts": "0",
         "UnitFileState": "linked",
         "KillMode": "mixed",
-        "Restart": "no",
+        "Restart": "on-abnormal",
         "OOMPolicy": "continue",
     }
     account = int(host.container.ssh("id", "-u", ACCOUNT).stdout)

@@ -17,6 +17,7 @@ from ansible.module_utils import (
     sglang_proc,
     sglang_provider,
     sglang_service_core,
+    sglang_stopped,
     sglang_terminate,
 )
 
@@ -183,6 +184,20 @@ def test_a_stop_names_who_holds_gpu_memory(node, tmp_path, monkeypatch, device, 
     else:
         assert pid in sglang_terminate.terminate(str(node.root), kill_timeout=0.5)["found"]
     assert node.living() == []
+
+
+def test_the_service_module_says_what_for(node):
+    path = node.release()
+    node.service("started", path)
+    node.wait(4)
+    node.service("stopped", temporary=True, run={"id": "r7", "user": "ops"})
+    assert sglang_stopped.read(str(node.root))["temporary"]
+    # The next stop is somebody else's, although nothing runs.
+    node.service("stopped", run={"id": "r8", "user": "other"})
+    found = sglang_stopped.read(str(node.root))
+    assert (found["user"], found["temporary"]) == ("other", False)
+    assert not node.service("started", path).get("failed")
+    assert sglang_stopped.read(str(node.root)) is None
 
 
 def test_ports_of_a_launch():

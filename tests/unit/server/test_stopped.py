@@ -30,17 +30,3 @@ def test_the_file_of_an_earlier_version(tmp_path):
         path.write_text(text)
         os.utime(path, (0, 0))
         assert sglang_stopped.read(str(tmp_path)) == {"time": "1970-01-01T00:00:00Z", "user": None, "temporary": False}
-
-
-def test_the_service_module_says_what_for(node):
-    path = node.release()
-    node.service("started", path)
-    node.wait(4)
-    node.service("stopped", temporary=True, run=RUN)
-    assert sglang_stopped.read(str(node.root))["temporary"]
-    # The next stop is somebody else's, although nothing runs.
-    node.service("stopped", run={"id": "r8", "user": "other"})
-    found = sglang_stopped.read(str(node.root))
-    assert (found["user"], found["temporary"]) == ("other", False)
-    assert not node.service("started", path).get("failed")
-    assert sglang_stopped.read(str(node.root)) is None

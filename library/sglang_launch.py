@@ -197,7 +197,7 @@ files:
   returned: success
   type: list
   elements: str
-  sample: [launch.json, launch.py, watch.py, policy.py, probe.py, signatures.py, supervisor.conf]
+  sample: [launch.json, launch.py, watch.py, policy.py, probe.py, newlog.py, signatures.py, supervisor.conf]
 written:
   description: Those of RV(files) that were written, or would be in check mode.
   returned: success
@@ -209,11 +209,10 @@ written:
 import json
 import os
 import pwd
-import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_api_key import hide_secrets, key_path, masked
+from ansible.module_utils.sglang_api_key import hide_secrets, key_path, masked, problem_of
 from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
 from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
@@ -361,10 +360,9 @@ def main():
         )
     key_file = None
     if params["api_key"]:
-        if params["api_key_file"]:
-            module.fail_json(msg="sglang_server_api_key and sglang_server_api_key_file exclude each other: give one.")
-        if not re.match(r"^[!-~]{16,}$", params["api_key"]):
-            module.fail_json(msg="sglang_server_api_key needs 16 or more printable characters without spaces.")
+        problem = problem_of(params["api_key"], params["api_key_file"])
+        if problem:
+            module.fail_json(msg=problem)
         key_file = params["api_key_file"] = key_path(params["root"], params["api_key"])
     uid, gid = account(module)
     provider = detect() if params["provider"] == "auto" else params["provider"]

@@ -183,6 +183,7 @@ plan:
     engine: {present: true}
     model: {present: true}
     unfinished: []
+    stopped: null
     problems: []
 checks:
   description:
@@ -225,6 +226,11 @@ info:
       type: list
     lock:
       description: Who holds the lock (run, variant, since, heartbeat_age in seconds), or null.
+      type: dict
+    stopped:
+      description:
+        - The stop that somebody wanted (time, user; temporary where its run was to start the server again, as for a
+          canary in its place, and ended whether that run is over), or null.
       type: dict
     problems:
       description: Torn manifests, torn ledger lines, foreign directories and links, as texts.

@@ -78,6 +78,12 @@ options:
     description: Why the release becomes the current one, for manifest and ledger.
     type: str
     default: ""
+  temporary:
+    description:
+      - Whether the run that stops the server starts it again by itself, as for a canary in its place. Where it is
+        killed before that, the next run is told so; any other stop counts as one on purpose.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: The same keys are returned; nothing is started, signalled or written.
@@ -195,6 +201,7 @@ def main():
             "run": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": False},
             "reason": {"type": "str", "default": ""},
+            "temporary": {"type": "bool", "default": False},
         },
         required_if=[("state", "started", ["release"])],
         supports_check_mode=True,

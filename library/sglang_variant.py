@@ -72,6 +72,9 @@ options:
       has_api_key:
         description: Whether clients must send a key.
         type: bool
+      api_key_problem:
+        description: Why the key cannot be used, without anything of the key; empty where it can.
+        type: str
       gpu_count:
         description: GPUs of the host; 0 is not declared.
         type: int

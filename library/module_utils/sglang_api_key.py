@@ -59,6 +59,15 @@ def hide_secrets(module, within=None):
     return env
 
 
+def problem_of(key, key_file):
+    """Return why sglang_server_api_key cannot be used, as a text that holds nothing of it; empty where it can."""
+    if key and key_file:
+        return "sglang_server_api_key and sglang_server_api_key_file exclude each other: give one."
+    if key and not re.fullmatch(r"[!-~]{16,}", str(key)):
+        return "sglang_server_api_key needs 16 or more printable characters without spaces or line ends."
+    return ""
+
+
 def key_path(root, key):
     """Return the file that holds this API key: every release starts with the key that it was built with."""
     return os.path.join(root, "secrets", "api_key-" + hashlib.sha256(key.encode()).hexdigest()[:12])

@@ -7,6 +7,7 @@ import json
 import re
 
 from ansible.module_utils import (
+    sglang_launch_newlog,
     sglang_launch_policy,
     sglang_launch_probe,
     sglang_launch_watch,
@@ -33,6 +34,7 @@ BESIDE = {
     "watch": sglang_launch_watch,
     "policy": sglang_launch_policy,
     "probe": sglang_launch_probe,
+    "newlog": sglang_launch_newlog,
     "signatures": sglang_watch_signatures,
 }
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")

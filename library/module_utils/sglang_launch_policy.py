@@ -42,6 +42,25 @@ def oom_kills():
         return None
 
 
+def boot_id():
+    """Return the identifier of this boot of the kernel, empty where it cannot be read."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
+            return handle.read().strip()
+    except OSError:
+        return ""
+
+
+def dead(pid, start):
+    """Return whether the process that began at a time (ticks, as a text) is gone; a zombie is."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
+            field = handle.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return not field or field[0] in "ZXx" or field[19] != start
+
+
 def gone(run):
     """Return whether a run began on this very host and its process is dead, as :func:`sglang_lock.judge` finds out.
 
@@ -50,9 +69,7 @@ def gone(run):
     try:
         if run["controller"] != socket.gethostname() or not run["boot_id"]:
             return False
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
-            restarted = run["boot_id"] != handle.read().strip()
-        if restarted:
+        if run["boot_id"] != boot_id():
             # Two machines may share a name; only the same one was restarted.
             with open("/etc/machine-id", encoding="ascii") as handle:
                 return bool(run.get("machine_id")) and run["machine_id"] == handle.read().strip()
@@ -61,12 +78,30 @@ def gone(run):
         pid, start = int(run["pid"]), str(run["pid_start"])
     except (OSError, KeyError, TypeError, ValueError):
         return False
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:
-            field = handle.read().rpartition(")")[2].split()
-    except OSError:
-        return True
-    return not field or field[0] in "ZXx" or field[19] != start
+    return dead(pid, start)
+
+
+def predecessor(release):
+    """Return what the watch of a release wrote last, where it was killed in this boot; else an empty dict.
+
+    :returns: content of ``run/health.json``; ``restarted`` are the times (``time.monotonic``) of the restarts so far.
+    """
+    found = read_json(os.path.join(release, "run", "health.json"))
+    # Who starts the service by a play removes the file; one that ended in order says so in it.
+    if found.get("ended", True) or not found.get("watch") or not found.get("boot_id") or found["boot_id"] != boot_id():
+        return {}
+    if not dead(found["watch"], str(found.get("watch_start"))):
+        return {}
+    times = found.get("restarted")
+    times = [item for item in times if isinstance(item, (int, float))] if isinstance(times, list) else []
+    history = found.get("restarts")
+    return dict(found, restarted=times, restarts=history if isinstance(history, list) else [])
+
+
+def killed(release):
+    """Return that the watch of a release was killed and nothing has followed it, as a text; else an empty text."""
+    before = predecessor(release)
+    return reason_of_watch(before, before.get("signal"))["reason"] if before else ""
 
 
 def holder(root):
@@ -137,5 +172,26 @@ def reason_of(log, code, first):
         "process": first.get("process") or "server",
         "signature": first.get("signature") or cause["signature"],
         "first_error": cause["first_error"],
+        "advice": cause["advice"],
+    }
+
+
+def reason_of_watch(before, name):
+    """Return the same for a watch that was killed, with its server.
+
+    :param before: as of :func:`predecessor`. :param name: of the signal; empty where nobody knows it.
+    """
+    text = f"watch.py (pid {before['watch']}) was killed{f' by {name}' if name else ''}, and the server with it"
+    if isinstance(before.get("oom"), int) and (oom_kills() or 0) > before["oom"]:
+        text += "; the kernel's OOM killer has killed a process meanwhile"
+    if before.get("text"):
+        text += f"; it had reported: {before['text']}"
+    cause = signatures.cause("died_silently", "serving")
+    return {
+        "reason": text,
+        "status": f"killed by {name or 'an unknown signal'}",
+        "process": "watch.py",
+        "signature": cause["signature"],
+        "first_error": "",
         "advice": cause["advice"],
     }

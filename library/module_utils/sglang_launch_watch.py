@@ -4,8 +4,12 @@ It is the parent of the server and outlives it, under every service manager alik
 a scheduler that died under a living parent (0.5.9), a server that hangs with all its processes alive. Whether it starts
 the server again is decided at the moment of the death and from what is on disk then: only a promoted release that is
 current and that nobody stopped, never under the deploy lock, and only so many times in so many minutes. What it sees
-and does is in ``run/health.json`` and in the ledger. Standard library only, and ``policy.py``, ``probe.py`` and
-``signatures.py`` of the same release.
+and does is in ``run/health.json`` and in the ledger.
+
+Its own death takes the server along. Where a signal was the cause, the service manager starts it again, and only then:
+an exit code is its last word. The next one finds in ``run/health.json`` that the one before ended without a word, and
+asks the same policy. Standard library only, and ``policy.py``, ``probe.py``, ``newlog.py`` and ``signatures.py`` of the
+same release.
 """
 
 from __future__ import annotations
@@ -15,21 +19,20 @@ import fcntl
 import glob
 import json
 import os
-import resource
-import select
 import signal
-import stat as modes
 import subprocess
 import sys
 import time
 import traceback
 
 try:
+    from ansible.module_utils import sglang_launch_newlog as newlog
     from ansible.module_utils import sglang_launch_policy as policy
     from ansible.module_utils import sglang_launch_probe as probe
 except ImportError:  # in a release, where they lie beside this file
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import newlog
     import policy
     import probe
 
@@ -132,49 +135,6 @@ def record(release, event):
         print(f"watch.py: {path}: {problem}", file=sys.stderr)
 
 
-def rotate(log, keep):
-    """Move ``server.log`` to ``.1`` and so on, as the service module does at its start: each start has its own log."""
-    for number in range(max(keep, 1) - 1, 0, -1):
-        if os.path.lexists(f"{log}.{number}"):
-            os.replace(f"{log}.{number}", f"{log}.{number + 1}")
-    if os.path.lexists(log):
-        os.replace(log, f"{log}.1")
-
-
-def unread(descriptor):
-    """Return whether a pipe has lost its reader."""
-    ends = select.poll()
-    ends.register(descriptor, 0)
-    return bool(ends.poll(0))
-
-
-def fresh_log(log, keep):
-    """Begin a new log for the next start; where it cannot be had the old one goes on."""
-    piped = modes.S_ISFIFO(os.fstat(1).st_mode)
-    try:
-        with open(f"/proc/{os.getppid()}/cmdline", "rb") as handle:
-            supervised = b"supervisord" in handle.read()
-        # A supervisord that was killed left a pipe that nobody reads: each line would be an error of the next server.
-        if piped and not supervised and not unread(1):
-            return
-        owner = os.stat(os.path.dirname(log))
-        rotate(log, keep)
-        if piped and supervised:
-            # supervisord writes the log itself; this makes it open its files anew.
-            os.kill(os.getppid(), signal.SIGUSR2)
-            for _ in range(250):
-                if not os.path.exists(log):
-                    time.sleep(0.02)
-            return
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-    except OSError as problem:
-        print(f"watch.py: {log}: {problem}", file=sys.stderr)
-
-
 def clear(release, seconds=10.0):
     """Kill what is left of a release's processes, and remove what its workers wrote about their imports."""
     needle = f"{MARKER}={release}".encode()
@@ -233,13 +193,15 @@ class Watch:
         self.settings = self.launch.get("watch") or {}
         self.restarts, self.history = [], []
         self.server, self.begin, self.stopping = None, 0, False
+        self.mine, self.oom = (stat_of(os.getpid()) or (0, 0, 0, 0))[3], None
         self.code, self.reason, self.waited = 0, {}, ""
 
-    def note(self, state, text="", **more):
-        """Write ``run/health.json``."""
+    def note(self, state, text="", ended=False, **more):
+        """Write ``run/health.json``; ``ended`` is the word without which the next watch takes this one for killed."""
         server = {"pid": self.server.pid if self.server else None, "start": self.begin}
         data = {"schema": 1, "state": state, "server": server, "since": now(), "text": text}
-        data.update(more, watch=os.getpid(), restarts=self.history[-10:])
+        data.update(more, watch=os.getpid(), restarts=self.history[-10:], ended=ended)
+        data.update(boot_id=policy.boot_id(), watch_start=self.mine, restarted=self.restarts, oom=self.oom)
         write_json(os.path.join(self.release, "run", "health.json"), data)
 
     def spawn(self):
@@ -254,30 +216,55 @@ class Watch:
 
     def run(self):
         """Start the server and stay until it is to be left alone; never returns."""
-        # Whoever starts the service wants it to run, whatever was wanted before.
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self.root, "stopped"))
         awaited = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-        signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-        self.spawn()
-        self.note("watching")
+        # A hangup is none of those that end this program.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*awaited, signal.SIGHUP})
+        pause = self.settings.get("look_seconds", INTERVAL)
+        if self.follow():
+            pause = 0.0
+        else:
+            # Whoever starts the service wants it to run, whatever was wanted before.
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.root, "stopped"))
+            self.spawn()
+            self.note("watching")
         while True:
-            got = signal.sigtimedwait(awaited, self.settings.get("look_seconds", INTERVAL))
-            if got is not None and got.si_signo != signal.SIGCHLD:
-                self.stopping = True
-                if self.server:
-                    self.server.terminate()
-            if self.server and self.server.poll() is not None:
-                self.ended(self.server.returncode)
-            if self.stopping and not self.server:
-                sys.exit(0)
+            got = signal.sigtimedwait(awaited, pause)
+            pause = self.settings.get("look_seconds", INTERVAL)
             try:
+                if got is not None and got.si_signo != signal.SIGCHLD:
+                    self.stop()
+                if self.server and self.server.poll() is not None:
+                    self.ended(self.server.returncode)
+                if self.stopping and not self.server:
+                    sys.exit(0)
                 if not self.server:
                     self.decide()
                 elif not self.stopping:
                     self.look()
             except Exception:  # a fault of this program must neither end a server that serves nor leave one down
                 traceback.print_exc()
+
+    def follow(self):
+        """Take over from a watch of this release that ended without a word, whose server is to leave nothing behind.
+
+        :returns: whether there was one.
+        """
+        before = policy.predecessor(self.release)
+        if before:
+            self.reason = policy.reason_of_watch(before, before.get("signal") or newlog.last_signal(self.root))
+            self.restarts, self.history = before["restarted"], before["restarts"]
+            self.code = -signal.SIGKILL
+            clear(self.release)
+        return bool(before)
+
+    def stop(self):
+        """Pass a stop on to the server; what happens from here on is no death of this program."""
+        if not self.stopping:
+            self.note("stopping", ended=True)
+        self.stopping = True
+        if self.server:
+            self.server.terminate()
 
     def ended(self, code):
         """Note why the server ended; a worker that was seen dead well before is what died first."""
@@ -300,27 +287,24 @@ class Watch:
                 self.note("down", f"{text}. {why} and is waited for", reason=self.reason)
                 self.waited = why
         elif what == "leave":
-            if not os.path.exists(os.path.join(self.root, "stopped")):
+            if os.path.exists(os.path.join(self.root, "stopped")):
+                self.note("stopped", ended=True)
+            else:
                 way = f"It stays down: {why}. Way out: {self.reason['advice']}; deploy.yml starts it again"
-                self.note("down", f"{text}. {way}", reason=self.reason)
+                self.note("down", f"{text}. {way}", ended=True, reason=self.reason)
                 record(self.release, dict(self.reason, event="alarm", kind="server_died", why=why))
             self.leave()
         else:
             self.restart()
 
     def leave(self):
-        """End as the server ended, so that the service manager shows it."""
-        if self.code < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            with contextlib.suppress(OSError):
-                signal.signal(-self.code, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-self.code})
-            os.kill(os.getpid(), -self.code)
-        sys.exit(self.code)
+        """End with the server's exit code; a signal is told as a shell does, because one of its own is no last word."""
+        sys.exit(128 - self.code if self.code < 0 else self.code)
 
     def restart(self):
         """Start the server anew: no process of the one before, a log of its own, and nobody with the lock."""
         if signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, self.settings.get("pause_seconds", PAUSE)):
+            self.note("stopping", ended=True)
             sys.exit(0)
         clear(self.release)
         # A run that takes the lock from here on finds the new server, or none that could still come.
@@ -328,11 +312,10 @@ class Watch:
             what, why = policy.verdict(self.release, self.settings, self.restarts)
             if what != "restart":
                 return
-            fresh_log(self.launch["log"], self.settings.get("log_keep", 5))
+            newlog.fresh_log(self.launch["log"], self.settings.get("log_keep", 5))
             self.restarts.append(time.monotonic())
             self.spawn()
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as handle:
-            group = {"pgid": self.server.pid, "start": self.begin, "boot_id": handle.read().strip()}
+        group = {"pgid": self.server.pid, "start": self.begin, "boot_id": policy.boot_id()}
         write_json(os.path.join(self.release, "run", "service.json"), group)
         self.history.append(dict(self.reason, time=now(), pid=self.server.pid, number=why))
         self.note("restarting", f"{self.reason['reason']}. {why}; it does not serve yet", reason=self.reason)
@@ -412,5 +395,18 @@ def guarded(root):
         os.close(descriptor)
 
 
+def tell(release):
+    """Note how systemd saw the watch end, in the variables of ExecStopPost, for the one that follows it."""
+    if os.environ.get("EXIT_CODE") in ("killed", "dumped"):
+        before = policy.predecessor(release)
+        if before:
+            path = os.path.join(release, "run", "health.json")
+            write_json(path, dict(before, signal="SIG" + os.environ.get("EXIT_STATUS", "")))
+
+
 if __name__ == "__main__":
-    Watch(os.path.dirname(os.path.abspath(__file__))).run()
+    here = os.path.dirname(os.path.abspath(__file__))
+    if sys.argv[1:] == ["tell"]:
+        tell(here)
+    else:
+        Watch(here).run()

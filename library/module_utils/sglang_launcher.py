@@ -106,9 +106,12 @@ def supervisor_program(name, launch, stop_timeout, log_keep, log_max_mb):
     lines += [
         # watch.py decides about restarts, the same under every service manager, and launch.py changes the account.
         "autostart=false",
-        "autorestart=false",
+        # An exit code is watch.py's last word. A signal is its own death: the next one decides about the server.
+        "autorestart=unexpected",
+        f"exitcodes={','.join(map(str, range(256)))}",
+        # What ends within a second is not started again.
         "startretries=0",
-        "startsecs=0",
+        "startsecs=1",
         # watch.py hands SIGTERM to the server alone, which drains its requests; what is left is killed with it.
         "stopsignal=TERM",
         f"stopwaitsecs={int(stop_timeout)}",
@@ -128,6 +131,7 @@ def systemd_unit(name, launch, stop_timeout):
     def word(value):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$") + '"'
 
+    main = " ".join(word(item) for item in command(launch["argv"][0], launch["cwd"]))
     lines = [
         "[Unit]",
         f"Description=SGLang server {name}, release {launch['release']}",
@@ -136,14 +140,17 @@ def systemd_unit(name, launch, stop_timeout):
         "",
         "[Service]",
         "Type=exec",
-        "ExecStart=" + " ".join(word(item) for item in command(launch["argv"][0], launch["cwd"])),
+        f"ExecStart={main}",
         f"WorkingDirectory={launch['cwd']}",
     ]
     if launch["user"]:
         lines.append(f"# watch.py keeps the ledger and starts the server as {launch['user']}.")
     lines += [
-        # watch.py decides about restarts, the same under every service manager.
-        "Restart=no",
+        # watch.py decides about restarts, the same under every service manager. An exit code is its last word; a signal
+        # is its own death, and the next one decides about the server, after it was told which signal it was.
+        "Restart=on-abnormal",
+        "RestartSec=1",
+        f"ExecStopPost=-{main} tell",
         # One worker killed for want of memory is watch.py's to see; systemd would stop the whole unit.
         "OOMPolicy=continue",
         # watch.py hands SIGTERM to the server alone, which drains its requests; what is left is killed with the cgroup.

@@ -238,6 +238,14 @@ def idle(variant, _patches, context):
         yield f"{count} GPUs are more than tp_size {context.tp_size}{more} uses", f"{count} declared", "raise tp_size"
 
 
+@rule("api-key", "error", "The API key cannot be used: too short, with spaces, or given twice.")
+def api_key(_variant, _patches, context):
+    """What nobody could send is found before a release is made; nothing of the key is shown."""
+    problem = context.launch.get("api_key_problem")
+    if problem:
+        yield problem, "its value is not shown", "mend it in the vault, or leave it out"
+
+
 @rule("bind-open", "warning", "The server listens on every interface without an API key.")
 def bind_open(_variant, _patches, context):
     """Anyone on the network can use it."""

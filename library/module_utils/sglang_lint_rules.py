@@ -47,9 +47,10 @@ class Context:
     :param engine: declared SGLang version.
     :param device: ``cuda`` or ``cpu``.
     :param tp_size: tensor parallel size, the number of ranks.
-    :param launch: host, port, model_path, has_api_key, and where declared gpu_count, compute_capability ("12.0"),
-        interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU), nccl_version, server_env (names of the
-        variables in sglang_server_env), and allow_experimental, whether experimental patches may be applied.
+    :param launch: host, port, model_path, has_api_key, api_key_problem, and where declared gpu_count,
+        compute_capability ("12.0"), interconnect (pcie, the default, or nvlink), gpu_memory_gib (of one GPU),
+        nccl_version, server_env (names of the variables in sglang_server_env), and allow_experimental, whether
+        experimental patches may be applied.
     :param flags: the table of plugins/data/sglang_flags.json.
     :param nccl: the table of plugins/data/nccl_variables.json.
     """

@@ -23,6 +23,8 @@ _NEEDLE = MARKER.encode() + b"="
 # The engine assigns these in the parent whatever was there before (0.5.9: engine.py, _set_envs_and_config).
 ENGINE_OVERRIDES = ("CUDA_DEVICE_MAX_CONNECTIONS",)
 WORKER_ROLES = ("scheduler", "detokenizer")
+# A server this young may not have spawned its workers yet; older ones that lack some are not the wanted state.
+LOADING_SECONDS = 120
 _DEAD_STATES = ("Z", "X", "x")
 _LISTEN = "0A"
 # A flag with its separator, or the name of a variable that is set.
@@ -413,3 +415,17 @@ def port_of(launch):
     """Return the TCP port of a launch's endpoint, or None."""
     match = re.search(r":(\d+)/?$", launch.get("endpoint") or "")
     return int(match.group(1)) if match else None
+
+
+def age(item, proc="/proc"):
+    """Return the age of a scanned process in seconds."""
+    with open(f"{proc}/uptime", encoding="ascii") as handle:
+        return float(handle.read().split()[0]) - item["start"] / os.sysconf("SC_CLK_TCK")
+
+
+def loading(launch, server, proc="/proc"):
+    """Return whether a scanned server may still lack workers: it is young and its port, which comes after, is closed.
+
+    :param server: process of :func:`scan`, or None, which is not loading.
+    """
+    return server is not None and age(server, proc) < LOADING_SECONDS and not listeners(port_of(launch), proc)

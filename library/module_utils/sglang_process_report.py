@@ -197,10 +197,13 @@ def report(launch, root, proc="/proc"):
         *_env_findings(workers),
         *_package_findings(workers),
     ]
+    own = (item for item in items if os.path.realpath(item["release"]) == release)
+    servers = [item for item in own if item["role"] == "server" and sglang_proc.alive(item["state"])]
+    loading = sglang_proc.loading(launch, servers[0] if servers else None, proc)
     return {
         "processes": items,
         "workers": workers,
-        "drift": sglang_proc.drift(launch, root, proc=proc),
+        "drift": sglang_proc.drift(launch, root, loading=loading, proc=proc),
         "findings": findings,
         "ok": all(item["level"] != "error" for item in findings),
     }

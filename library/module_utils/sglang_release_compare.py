@@ -9,7 +9,14 @@ from __future__ import annotations
 import json
 import os
 
-from ansible.module_utils import sglang_ledger, sglang_lock, sglang_proc, sglang_watch_progress
+from ansible.module_utils import (
+    sglang_launch_policy,
+    sglang_ledger,
+    sglang_lock,
+    sglang_proc,
+    sglang_stopped,
+    sglang_watch_progress,
+)
 from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_engine import describe as describe_engine
@@ -46,6 +53,9 @@ def _under_new_lock(params, check, work):
         raise
     # They stop nothing and nobody prints a plan: an operator sees them as warnings or not at all.
     result["warnings"] = warnings + result["warnings"] + result["plan"]["problems"]
+    left = sglang_stopped.left(result["plan"]["stopped"])
+    if left:
+        result["warnings"].append(f"{left}; canary.yml and deploy.yml do, and rollback.yml starts its target")
     return result
 
 
@@ -113,6 +123,7 @@ def compare(params, check):
             "engine": engine,
             "model": model,
             "unfinished": choose.unfinished(manifests),
+            "stopped": sglang_stopped.read(root),
             "problems": problems,
         }
         if not check:
@@ -161,6 +172,7 @@ def _plain_plan(root, manifests, problems, current, release):
         "engine": None,
         "model": None,
         "unfinished": choose.unfinished(manifests),
+        "stopped": sglang_stopped.read(root),
         "problems": problems,
     }
 
@@ -194,6 +206,14 @@ def _interrupted(root, manifests, current):
     return next((item for item in own if item["event"] == "rollback" and item["release"] == current), None)
 
 
+def _target(root, manifests, current, params):
+    try:
+        return choose.target(manifests, current, params["release"], params["allow_rejected"])
+    except ReleaseError as error:
+        left = sglang_stopped.left(sglang_stopped.read(root))
+        raise ReleaseError(f"{error} Besides, {left}; canary.yml and deploy.yml do." if left else str(error)) from error
+
+
 def target(params, check):
     """Take the lock and resolve the release that a rollback goes to; the plan's release is that one.
 
@@ -210,7 +230,7 @@ def target(params, check):
         if killed:
             found, current = choose.find(manifests, current), killed["previous"]
         else:
-            found = choose.target(manifests, current, params["release"], params["allow_rejected"])
+            found = _target(root, manifests, current, params)
         edits = store.changed_files(store.release_path(root, found["id"]), found)
         if edits:
             raise ReleaseError(
@@ -255,6 +275,7 @@ def info(params, check):
                 f"{name} was edited after it was sealed: {'; '.join(edits[:3])}. Way out: deploy its variant again, "
                 "which builds it afresh; a rollback refuses it."
             )
+    stopped = sglang_stopped.read(root)
     content = {
         "releases": releases,
         "current": brief_of(root, choose.find(manifests, current)),
@@ -263,6 +284,8 @@ def info(params, check):
         "ledger": events[-10:],
         "restarts": [item for item in events if item["event"] == "restart" and item["release"] == current][-5:],
         "lock": sglang_lock.read(root),
+        # Its run may still be about to start the server again.
+        "stopped": dict(stopped, ended=not sglang_launch_policy.holder(root)) if stopped else None,
         "problems": problems + torn,
     }
     return make_result(info=content, msg=f"{len(releases)} releases, current: {current or 'none'}")

@@ -140,7 +140,7 @@ def prune(params, check):
         changed=bool(removed),
         removed=removed,
         before="".join(f"{name}\n" for name in removed),
-        msg=f"removed: {', '.join(removed) or 'nothing'}",
+        msg=f"{'would remove' if check else 'removed'}: {', '.join(removed) or 'nothing'}",
     )
 
 

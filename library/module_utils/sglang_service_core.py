@@ -14,13 +14,12 @@ from ansible.module_utils import (
     sglang_lock,
     sglang_proc,
     sglang_release_step,
+    sglang_stopped,
     sglang_terminate,
 )
 from ansible.module_utils.sglang_provider import ProviderError, Supervisor, Systemd, detect, write_if_changed
 from ansible.module_utils.sglang_release_store import ReleaseError
 
-# A server this young may not have spawned its workers yet; older ones that lack some are not the wanted state.
-LOADING_SECONDS = 120
 # Enough to see an error of interpreter, launcher or package; what comes later is the verification's to see. The
 # moment is over after this much CPU time, because a busy host may take seconds to run Python's first 50 ms.
 _SETTLE_CPU_SECONDS, _SETTLE_SECONDS = 0.15, 2.0
@@ -49,9 +48,10 @@ def rotate(log, keep):
         os.unlink(log)
 
 
-def forget_imports(release):
-    """Remove what the workers of earlier starts wrote about their imports: a process id may come again."""
-    for path in glob.glob(os.path.join(glob.escape(release), "run", "imports-*.json")):
+def forget(release):
+    """Remove what workers and watch of earlier starts wrote: pids come again, and this start is no restart."""
+    run = os.path.join(glob.escape(release), "run")
+    for path in glob.glob(os.path.join(run, "imports-*.json")) + glob.glob(os.path.join(run, "health.json")):
         os.unlink(path)
 
 
@@ -79,12 +79,6 @@ def started_at(item):
         boot = next(int(line.split()[1]) for line in handle if line.startswith("btime"))
     seconds = boot + item["start"] / os.sysconf("SC_CLK_TCK")
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def age(item):
-    """Return the age of a scanned process in seconds."""
-    with open("/proc/uptime", encoding="ascii") as handle:
-        return float(handle.read().split()[0]) - item["start"] / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid):
@@ -144,12 +138,6 @@ class Service:
             (i for i in self._living() if i["role"] == "server" and os.path.realpath(i["release"]) == wanted), None
         )
 
-    def _loading(self, server):
-        """Return whether a server may still lack workers: it is young and its port, which comes after, is closed."""
-        if server is None or age(server) >= LOADING_SECONDS:
-            return False
-        return not sglang_proc.listeners(sglang_proc.port_of(self.launch))
-
     def _up(self, server):
         self.out.update(state="running", pid=server["pid"], started_at=started_at(server))
 
@@ -161,8 +149,7 @@ class Service:
     def _wish(self):
         """Note that what runs is to stop, before it does: watch.py restarts nothing that is stopped on purpose."""
         if not self.check_mode and os.path.isdir(self.root):
-            note = {"schema": 1, "time": sglang_ledger.utc_now(), "run": self.p["run"].get("id")}
-            write_if_changed(os.path.join(self.root, "stopped"), json.dumps(note) + "\n")
+            sglang_stopped.write(self.root, self.p["run"], self.p["state"], self.p["temporary"])
 
     def _terminate(self):
         """Stop all processes of the root; return whether there were any."""
@@ -227,7 +214,9 @@ class Service:
                 f"{self.release}/launch.json is missing or damaged. Way out: build the release again (deploy.yml)."
             )
         server = self._server()
-        self.out["reasons"] = sglang_proc.drift(self.launch, self.root, loading=self._loading(server))
+        self.out["reasons"] = sglang_proc.drift(
+            self.launch, self.root, loading=sglang_proc.loading(self.launch, server)
+        )
         if server is not None and not self.out["reasons"]:
             self._activate()
             self._up(server)
@@ -246,7 +235,7 @@ class Service:
             self.provider.settle()
             self.provider.prepare(self.release)
             rotate(self.launch["log"], self.p["log_keep"])
-            forget_imports(self.release)
+            forget(self.release)
             self.provider.start()
             self._first_moments()
         except ProviderError as error:

@@ -46,6 +46,7 @@ LAUNCH = {
     "port": {"type": "raw"},
     "model_path": {"type": "str"},
     "has_api_key": {"type": "bool"},
+    "api_key_problem": {"type": "str", "no_log": False},
     "gpu_count": {"type": "int"},
     "compute_capability": {"type": "str"},
     "interconnect": {"type": "str", "choices": ["pcie", "nvlink"]},

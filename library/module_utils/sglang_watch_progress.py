@@ -7,6 +7,7 @@ import json
 import os
 import time
 
+from ansible.module_utils import sglang_launch_policy
 from ansible.module_utils.sglang_watch import PHASES
 from ansible.module_utils.sglang_watch_processes import state_of
 
@@ -151,8 +152,11 @@ def alarm(release):
         server, state, text = data["server"], data["state"], data["text"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    stopped = os.path.exists(os.path.join(os.path.dirname(os.path.dirname(release)), "stopped"))
     if state == "down":
-        root = os.path.dirname(os.path.dirname(release))
-        return None if os.path.exists(os.path.join(root, "stopped")) else text
+        return None if stopped else text
+    killed = sglang_launch_policy.killed(release)
+    if killed:
+        return None if stopped else f"{killed}. Nothing has started it again; deploy.yml does"
     now = state_of(server["pid"]) if server["pid"] else None
     return text or None if now is not None and now[1] == server["start"] else None

@@ -10,6 +10,7 @@ MODULE_UTILS = str(pathlib.Path(__file__).resolve().parents[2] / "library" / "mo
 if MODULE_UTILS not in ansible.module_utils.__path__:
     ansible.module_utils.__path__.append(MODULE_UTILS)
 
+from ansible.module_utils.sglang_api_key import problem_of  # noqa: E402
 from ansible.module_utils.sglang_findings import line  # noqa: E402
 
 
@@ -120,6 +121,15 @@ def _health(probe):
     return f"not ready, phase {probe['phase']}: {cause.get('message') or probe['last_error']}"
 
 
+def _stopped(stopped):
+    """Return what is to be said of a stop that was wanted."""
+    who = f"at {stopped['time']} by {stopped['user'] or 'an unknown user'}"
+    if not stopped["temporary"]:
+        return f"stopped on purpose {who}; deploy.yml starts it again"
+    what = ", which ended before it brought it back; canary.yml or deploy.yml does" if stopped["ended"] else ""
+    return f"stopped {who} for a canary in its place{what}"
+
+
 def _lock(holder):
     if not holder:
         return "free"
@@ -139,18 +149,20 @@ def status_lines(info, probe, processes, endpoint):
     """
     current = info["current"] or {}
     previous = info["previous"] or {}
+    stopped = info.get("stopped") if not any(i["role"] == "server" for i in processes.get("processes", [])) else None
     lines = [
         f"release: {current.get('id', 'none is current')}",
         f"variant: {current.get('variant', 'none')}",
         f"state: {current.get('state', 'none')}",
-        f"health: {_health(probe)}",
+        f"health: {_stopped(stopped) if stopped else _health(probe)}",
         f"endpoint: {(probe.get('endpoint') or {}).get('url') or endpoint}",
         f"lock: {_lock(info['lock'])}",
         f"rollback goes to: {previous.get('id', 'nothing, no other release is promoted')}",
     ]
     lines += [f"alarm: {probe['alarm']}"] if probe.get("alarm") else []
     lines += [f"restarted at {item['time']}: {item['reason']} ({item['why']})" for item in info.get("restarts", [])]
-    lines += [f"drift: {text}" for text in processes.get("drift", [])]
+    # A stop that was wanted has no drift.
+    lines += [f"drift: {text}" for text in processes.get("drift", []) if not stopped or "no server" not in text]
     lines += [f"problem: {text}" for text in info["problems"]]
     lines.append("releases, the newest first:" if info["releases"] else "releases: none")
     for item in info["releases"]:
@@ -166,6 +178,7 @@ class FilterModule:
     def filters(self):
         """Return the table that Ansible reads."""
         return {
+            "sglang_api_key_problem": problem_of,
             "sglang_finding_lines": finding_lines,
             "sglang_verdict": verdict,
             "sglang_refusal": refusal,

@@ -139,6 +139,25 @@ def test_killed_process_in_a_short_phase(kind, phase, node, told):
     told(f"kill -9 of the {kind} in phase {phase}", "refused, old release back")
 
 
+def test_killed_watch(node, told):
+    """SIGKILL of watch.py alone, which takes the server along: the promoted release is restarted, and it is told."""
+    before, server, count = node.current, node.server, len(node.ledger("restart"))
+    begin = time.monotonic()
+    os.kill(int(pathlib.Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    wait_for(lambda: len(node.ledger("restart")) > count, "the restart", 30)
+    seen = time.monotonic() - begin
+    event = node.ledger("restart")[-1]
+    assert event["process"] == "watch.py" and "was killed by SIGKILL, and the server with it" in event["reason"]
+    health = node.root / "releases" / before / "run" / "health.json"
+    wait_for(lambda: json.loads(health.read_text())["state"] == "watching", "the server serves", 120)
+    assert node.serves(before) == event["pid"] != server
+    said = node.run("status").succeeded().said
+    assert "restarted at" in said and "watch.py" in said and "alarm" not in said
+    converges(node, node.manifest(before)["variant"])
+    assert node.server == event["pid"]
+    told("kill -9 of watch.py", f"restarted after {seen:.0f} s")
+
+
 def test_stopped_process(node, told):
     """SIGSTOP to a scheduler: alive and silent is a stall or a dead generation, never a hang of the deploy."""
     begin = time.monotonic()

@@ -64,6 +64,31 @@ def test_in_the_live_servers_place(node):
     untouched(node, node.server)
 
 
+def test_what_is_stopped_on_purpose_stays_so(node):
+    """A canary that finds no room does not start what an operator stopped, and does not take over the stop."""
+    node.run("stop").succeeded()
+    said = node.run("status").succeeded().said
+    node.run("canary", variant="fewchan", canary_downtime=True, **NO_ROOM).refused("[canary/no-room]")
+    assert not node.servers() and node.run("status").succeeded().said == said and "stopped on purpose" in said
+    node.deploy("baseline").succeeded()
+
+
+def test_killed_in_the_live_servers_place(node):
+    """Who looks is told, and the next run brings the live server back before it tries anything."""
+    before = node.current
+    run = node.start("canary", variant="fewchan", canary_downtime=True, **NO_ROOM)
+    wait_for(lambda: not node.servers() or run.process.poll() is not None, "the stop", 60)
+    run.kill(group=True)
+    run.process.wait()
+    assert not node.servers()
+    said = node.run("status").succeeded().said
+    assert "for a canary in its place, which ended before it brought it back" in said and "on purpose" not in said
+    node.run("rollback", release=before).refused("is the current release already", "for a canary in its place")
+    node.run("canary", variant="fewchan").succeeded()
+    assert node.serves(before) and node.ledger("canary")[-1]["live"]["before"]
+    assert "place" not in node.run("status").succeeded().said
+
+
 @pytest.fixture(scope="module")
 def heavy(node):
     """Return the root with a live server that holds memory."""

@@ -47,8 +47,14 @@ def test_promotions_stand(node):
 
 
 def test_failure_in_the_middle(node):
-    """A variant that answers nonsense ends the comparison; what served before serves again."""
+    """A variant that answers nonsense ends the comparison and is rejected; what served before serves again."""
     before = node.current
     variants = {**CATALOGUE, "broken": {**CATALOGUE["baseline"], "env": BROKEN}}
-    node.run("compare", variant="broken", against="baseline", sglang_variants=variants).refused("degenerate")
+    node.run("compare", variant="broken", against="baseline", sglang_variants=variants).refused("broken", "degenerate")
     as_before(node, before)
+    # It is rejected with its rung, as in a deploy, and is not retired.
+    event = node.ledger("rejected")[-1]
+    assert (event["variant"], event["rung"], node.state(event["release"])) == ("broken", "ready", "rejected")
+    assert "degenerate" in event["reason"] and event["release"] not in [
+        one["release"] for one in node.ledger("retired")
+    ]

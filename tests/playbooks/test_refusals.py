@@ -47,6 +47,22 @@ ON_THE_CONTROLLER = {
     "no measurement": (["-e", "variant=baseline", "-e", "repeats=0"], ["repeats", "1 or more, not 0"]),
     "repeats in words": (["-e", "variant=baseline", "-e", "repeats=five"], ["repeats", "not five"]),
     "an unknown policy": (["-e", "variant=baseline", "-e", "on_inconclusive=stay"], ["keep or rollback, not stay"]),
+    "a short API key": (
+        ["-e", "variant=baseline", "-e", "sglang_server_api_key=qzxwv-short"],
+        ["lint/api-key", "sglang_server_api_key needs 16 or more"],
+    ),
+    "an API key that is a number": (
+        ["-e", "variant=baseline", "-e", '{"sglang_server_api_key": 73737373}'],
+        ["lint/api-key", "sglang_server_api_key needs 16 or more"],
+    ),
+    "an API key with a line end": (
+        ["-e", "variant=baseline", *extra(sglang_server_api_key="qzxwv-qzxwv-qzxwv-qzxwv\n")],
+        ["lint/api-key", "line ends"],
+    ),
+    "an API key twice": (
+        ["-e", "variant=baseline", *extra(sglang_server_api_key="qzxwv-" * 4, sglang_server_api_key_file="/run/key")],
+        ["lint/api-key", "exclude each other"],
+    ),
     "an unknown patch": (
         ["-e", "variant=baseline", *extra(sglang_variant_overrides={"patches": ["sm120_fusion"]})],
         ["sm120_fusion"],
@@ -67,6 +83,8 @@ def test_refused_before_a_host_is_touched(case, tmp_path):
     assert len(outcome.failures) == 1, "one error, not several"
     assert outcome.recap["failures"] == 1
     assert not root.exists()
+    # Nothing of a key, which the cases give.
+    assert "qzxwv" not in outcome.out + outcome.error and "73737373" not in outcome.out + outcome.error
 
 
 def test_probe_of_what_lint_refuses(tmp_path):
@@ -283,8 +301,9 @@ def test_where_no_host_answers_the_verdict_says_so_and_no_earlier_one_stays(tmp_
     assert (found["ok"], found["failures"], list(found["hosts"])) == (False, ["not-checked"], ["gpu01"])
 
 
-@pytest.mark.parametrize("verb", ["explain", "status", "stop"])
+@pytest.mark.parametrize("verb", sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml")))
 def test_a_call_from_elsewhere_is_told_where_the_configuration_is(verb, tmp_path):
+    """Roles are looked for before the first task runs: playbooks/roles is a link for this message alone."""
     env = {**environment(), "HOME": str(tmp_path)}
     del env["ANSIBLE_CONFIG"]
     command = [

@@ -94,7 +94,10 @@ def test_stop_and_deploy_again(node):
     assert "is stopped" in outcome.said
     assert not node.servers()
     assert node.port_is_free()
-    assert "not ready" in node.run("status").succeeded().said
+    said = node.run("status").succeeded().said
+    user = node.ledger("stop")[-1]["user"]
+    assert user and f" by {user}; deploy.yml starts it again" in said and "health: stopped on purpose at 20" in said
+    assert "drift" not in said and "alarm" not in said
     again = node.run("stop").succeeded()
     assert again.recap["changed"] == 0
     assert "did not run" in again.said

@@ -76,6 +76,37 @@ def test_crash_takes_the_children_that_left(other):
     other.nothing_runs("failed")
 
 
+def test_a_killed_watch_is_started_again_by_systemd_and_the_policy_counts_it(other):
+    """The unit's main process alone is killed: a restart with the signal's name, twice; an experiment stays down."""
+    started(other, "r8", setsid=True, orphans=True)
+    manifest = other.root / "releases" / "r8" / "manifest.json"
+    manifest.write_text('{"state": "promoted"}')
+    other.container.ssh("ln", "-sfn", "releases/r8", f"{other.root}/current")
+    for number, name in ((1, "KILL"), (2, "SEGV")):
+        old = set(marked(other.root))
+        other.container.ssh("systemctl", "kill", "--kill-who=main", f"--signal={name}", other.name)
+        wait_for(lambda number=number: len(other.ledger("restart")) == number, "the restart", 30)
+        event = other.ledger("restart")[-1]
+        assert event["process"] == "watch.py" and f"was killed by SIG{name}, and the server with it" in event["reason"]
+        assert event["why"] == f"restart {number} of 3 in 120 minutes"
+        wait_for(lambda: not other.port_is_free(), "the server listens", 20)
+        assert not old & set(marked(other.root)) and other.unit("ActiveState") == "active"
+    manifest.write_text('{"state": "active"}')
+    other.container.ssh("systemctl", "kill", "--kill-who=main", "--signal=KILL", other.name)
+    wait_for(lambda: other.unit("ActiveState") == "failed", "the unit has failed", 20)
+    assert other.unit("Result", "NRestarts") == {"Result": "exit-code", "NRestarts": "3"}
+    other.nothing_runs("failed")
+    event = other.ledger("alarm")[-1]
+    assert (event["kind"], event["process"]) == ("server_died", "watch.py") and "only a promoted one" in event["why"]
+
+    # By hand it starts, and a stop is a stop.
+    other.container.ssh("systemctl", "start", other.name)
+    wait_for(lambda: not other.port_is_free(), "the server listens", 20)
+    other.container.ssh("systemctl", "stop", other.name)
+    other.nothing_runs()
+    assert len(other.ledger("restart")) == 2
+
+
 def test_the_unit_of_another_root_is_left_alone(other, make_host):
     """Two roots with one name of a unit: the second is refused, and its stop does not stop the first."""
     started(other, "r4")

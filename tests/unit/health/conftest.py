@@ -11,8 +11,9 @@ import subprocess
 import sys
 
 import pytest
+from ansible.module_utils import sglang_proc
 
-FAKE = pathlib.Path(__file__).resolve().parents[2] / "fake_sglang"
+from .beside import FAKE, Watched, server, until
 
 
 def free_port():
@@ -75,12 +76,12 @@ def start(tmp_path):
             self.pid = server.pid
 
     yield Release
-    for server in servers:
+    for one in servers:
         try:
-            os.killpg(server.pid, signal.SIGKILL)
+            os.killpg(one.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it crashed, as its script says
-        server.wait()
+        one.wait()
 
 
 @pytest.fixture
@@ -94,3 +95,28 @@ def health(run_module):
         return run_module("sglang_health", {k: v for k, v in given.items() if v is not None}, check=check)
 
     return run
+
+
+@pytest.fixture
+def watched(start, tmp_path):
+    """Return ``watched(script, state="promoted", **watch)``: a release that serves and is watched, looked at often."""
+    found = []
+
+    def run(script=None, state="promoted", restart_limit=2, piped=False, **watch):
+        settings = dict(watch, restart_limit=restart_limit)
+        found.append(Watched(start(None), script or {}, tmp_path, state, settings, piped))
+        return found[-1]
+
+    yield run
+    for item in found:
+        item.watch.terminate()
+        try:
+            item.watch.wait(20)
+        except subprocess.TimeoutExpired:
+            item.watch.kill()
+            item.watch.wait()
+        until(lambda item=item: not server(item))
+        # What was made to outlive its server, by marker.
+        for process in sglang_proc.scan(str(item.path)):
+            if sglang_proc.alive(process["state"]):
+                os.kill(process["pid"], signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import json
 import os
 import pathlib
@@ -16,137 +15,20 @@ import time
 import pytest
 import requests
 from ansible.module_utils import (
-    sglang_launch_files,
     sglang_launch_policy,
     sglang_launch_watch,
-    sglang_launcher,
     sglang_ledger,
     sglang_lock,
     sglang_proc,
     sglang_watch_progress,
 )
 
-from .conftest import FAKE
-
-QUICK = {"look_seconds": 0.05, "confirm_seconds": 1.0, "pause_seconds": 0.05, "probe_interval": 1, "hang_seconds": 1}
+from .beside import alive, events, note, server, serving, until
 
 
 def test_a_lock_is_silent_for_watch_and_deploy_alike():
     """The program of a release cannot import the other's figure."""
     assert sglang_launch_policy.LOCK_LIMIT == sglang_lock.HEARTBEAT_LIMIT
-
-
-def until(condition, seconds=60):
-    """Wait until CONDITION returns something true, and return it."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-    return found
-
-
-def note(release):
-    """Return run/health.json of a release; empty where there is none yet."""
-    return sglang_launch_policy.read_json(release.path / "run/health.json")
-
-
-def events(tmp_path, *names):
-    """Return the ledger's events, those of some names or all."""
-    found, problems = sglang_ledger.read(str(tmp_path))
-    assert not problems
-    found = [dict(item, event=item.get("kind", item["event"])) for item in found]
-    return [item for item in found if not names or item["event"] in names]
-
-
-def alive(release, role):
-    """Return the living processes of a role of a release."""
-    found = sglang_proc.scan(str(release.path))
-    return [item for item in found if item["role"] == role and sglang_proc.alive(item["state"])]
-
-
-def server(release):
-    """Return the pid of the living server, None where there is none."""
-    return next((item["pid"] for item in alive(release, "server")), None)
-
-
-def serving(release, after=None):
-    """Return the pid of a server other than AFTER that serves, or None."""
-    pid = server(release)
-    try:
-        ok = pid != after and requests.get(f"http://127.0.0.1:{release.port}/health", timeout=2).status_code == 200
-    except requests.RequestException:
-        return None
-    return pid if ok else None
-
-
-class Watched:
-    """A release whose watch.py runs."""
-
-    def __init__(self, release, script, tmp_path, state, watch, piped=False):
-        self.release, self.root, self.path, self.port = release, tmp_path, release.path, release.port
-        env = {"PYTHONPATH": str(FAKE), "SGLANG_DEPLOY_RELEASE": str(self.path)}
-        env["FAKE_SGLANG_SCRIPT"] = str(self.path / "script.json")
-        self.script(**script)
-        self.launch = dict(release.launch, env=env, watch={**QUICK, **watch})
-        (self.path / "launch.json").write_text(json.dumps(self.launch))
-        (self.path / "launch.py").write_text(sglang_launcher.LAUNCH_PY)
-        for name, module in sglang_launch_files.BESIDE.items():
-            (self.path / f"{name}.py").write_text(inspect.getsource(module))
-        (tmp_path / "ledger.jsonl").write_text("")
-        (tmp_path / "current").symlink_to(self.path)
-        self.state(state)
-        command = [sys.executable, "-I", "-S", str(self.path / "watch.py")]
-        with open(self.launch["log"], "ab") as log:
-            out, again = (subprocess.PIPE, subprocess.STDOUT) if piped else (log, log)
-            self.watch = subprocess.Popen(command, stdout=out, stderr=again, start_new_session=True)
-        self.reader = self.watch.stdout
-        self.pid = until(lambda: serving(self))
-        release.pid = self.pid
-
-    def script(self, **script):
-        """Set the faults of the next start."""
-        (self.path / "script.json").write_text(json.dumps(script))
-
-    def state(self, state):
-        """Set the release's state."""
-        (self.path / "manifest.json").write_text(json.dumps({"state": state}))
-
-    def kill(self, role="server"):
-        """Kill the first process of a role and return its pid."""
-        pid = alive(self, role)[0]["pid"]
-        os.kill(pid, signal.SIGKILL)
-        return pid
-
-    def down(self):
-        """Return run/health.json once the watch has ended and everything with it."""
-        self.watch.wait(60)
-        until(lambda: not server(self))
-        return note(self)
-
-
-@pytest.fixture
-def watched(start, tmp_path):
-    """Return ``watched(script, state="promoted", **watch)``: a release that serves and is watched, looked at often."""
-    found = []
-
-    def run(script=None, state="promoted", restart_limit=2, piped=False, **watch):
-        settings = dict(watch, restart_limit=restart_limit)
-        found.append(Watched(start(None), script or {}, tmp_path, state, settings, piped))
-        return found[-1]
-
-    yield run
-    for item in found:
-        item.watch.terminate()
-        try:
-            item.watch.wait(20)
-        except subprocess.TimeoutExpired:
-            item.watch.kill()
-            item.watch.wait()
-        until(lambda item=item: not server(item))
-        # What was made to outlive its server, by marker.
-        for process in sglang_proc.scan(str(item.path)):
-            if sglang_proc.alive(process["state"]):
-                os.kill(process["pid"], signal.SIGKILL)
 
 
 def test_a_dead_worker_under_a_living_parent_is_reported_and_no_experiment_is_restarted(watched, health):
@@ -192,7 +74,8 @@ def test_promotion_counts_at_once_and_without_it_a_crash_stays_a_crash(watched):
     release.state("active")
     release.kill()
     data = release.down()
-    assert release.watch.returncode == -signal.SIGKILL
+    # By a signal it would be started again: an exit code is its last word.
+    assert release.watch.returncode == 128 + signal.SIGKILL
     assert data["state"] == "down" and "the release is active and only a promoted one" in data["text"]
     (event,) = events(release.root, "server_died")
     assert event["status"] == "killed by SIGKILL" and event["process"] == "server"
@@ -337,12 +220,6 @@ def test_a_stop_ends_the_server_in_order(watched):
     assert release.watch.wait(20) == 0
     assert server(release) is None and not events(release.root)
     assert "SIGTERM received" in pathlib.Path(release.launch["log"]).read_text()
-
-
-def test_the_server_ends_with_its_watch(watched):
-    release = watched()
-    release.watch.kill()
-    until(lambda: not server(release))
 
 
 def test_orphans_are_gone_before_the_restart(watched):  # F26

@@ -469,6 +469,11 @@ CASES = {
         ],
         "8 GPUs",
     ),
+    "api-key": (
+        [{"launch": {"api_key_problem": "sglang_server_api_key needs 16 characters"}}],
+        [{"launch": {"api_key_problem": ""}}, {"launch": {}}],
+        "sglang_server_api_key",
+    ),
     "bind-open": (
         [{"launch": {"host": "0.0.0.0"}}, {"launch": {"host": "::", "has_api_key": False}}],
         [{"launch": {"host": "127.0.0.1"}}, {"launch": {"host": "0.0.0.0", "has_api_key": True}}, {"launch": {}}],

@@ -13,6 +13,7 @@ class FakeProc:
     def __init__(self, path):
         self.path = path
         (path / "net").mkdir(parents=True)
+        (path / "uptime").write_text("9000.00 1.00\n")
         self.sockets = []
 
     def add(self, pid, argv=(), env=None, state="S", ppid=1, pgid=None, sid=None, start=100, comm="python"):

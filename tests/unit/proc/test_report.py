@@ -56,6 +56,13 @@ def test_healthy(node):
     assert report["workers"][0]["env"] == {"NCCL_ALGO": {"status": "equal", "expected": "Ring", "actual": "Ring"}}
 
 
+def test_a_start_has_no_drift(node, proc):
+    """A young server whose port is closed has yet to spawn its workers; an old one has lost them."""
+    assert node.report()["drift"] == ["0 scheduler processes run, 1 are expected"]
+    (proc.path / "uptime").write_text("60.00 1.00\n")
+    assert node.report()["drift"] == []
+
+
 def test_missing_and_different(node):
     node.launch["expect"]["env"] = {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL"}
     node.worker()

@@ -7,7 +7,7 @@ import socket
 import sys
 
 import pytest
-from ansible.module_utils import sglang_precheck_run
+from ansible.module_utils import sglang_ledger, sglang_precheck_run
 
 SECRET = "hf_abc\"de'fgh"
 
@@ -96,3 +96,15 @@ def test_only_the_comparison_takes_checks(host, checks):
     result = host.call("locked", checks={**checks, "env": {"HF_TOKEN": SECRET}})
     assert result["failed"] and "only compared reads the host" in result["msg"] and "abc" not in json.dumps(result)
     assert host.ok("reported")["info"]["lock"] is None
+
+
+def test_comparison_that_ends_the_run_gives_the_lock_back(host):
+    """Only where nothing has to change: what follows otherwise works under the lock."""
+    asked = {"variant": "baseline", "inputs": {"args": {"variant": "baseline"}}, "unlock": True}
+    assert not host.ok("compared", **asked)["unlocked"]
+    assert host.ok("reported")["info"]["lock"]["run"]["id"] == "run-1"
+    host.deploy()
+    assert host.ok("compared", **asked)["unlocked"]
+    events = [item["event"] for item in sglang_ledger.read(host.root)[0]]
+    assert host.ok("reported")["info"]["lock"] is None and events[-2:] == ["compared", "unlocked"]
+    assert not host.ok("compared", check=True, **asked)["unlocked"], "check mode holds none"

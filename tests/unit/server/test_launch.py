@@ -20,7 +20,7 @@ KIMI = {
     "num-continuous-decode-steps": 4,
     "disable-custom-all-reduce": True,
 }
-PROGRAMS = ["launch.json", "launch.py", "watch.py", "policy.py", "probe.py", "signatures.py"]
+PROGRAMS = ["launch.json", "launch.py", "watch.py", "policy.py", "probe.py", "newlog.py", "signatures.py"]
 ORIGINAL = (
     "-m sglang.launch_server --model-path /shared/kimi-k2.5-int4 --trust-remote-code --tp-size 8 "
     "--mem-fraction-static 0.88 --host 0.0.0.0 --port 8000 --num-continuous-decode-steps 4 --disable-custom-all-reduce"
@@ -226,6 +226,7 @@ def test_two_releases_with_two_keys_start_with_their_own(launch):
     [
         ({"api_key": "short"}, "16 or more"),
         ({"api_key": "has a space in it, long"}, "16 or more"),
+        ({"api_key": "correct-horse-battery\n"}, "line ends"),
         ({"api_key": "correct-horse-battery", "api_key_file": "/run/key"}, "exclude each other"),
     ],
 )
@@ -293,7 +294,8 @@ def test_systemd_unit(awkward):
         "WorkingDirectory=/opt/50%% sglang/releases/r1",
         "Type=exec",
         "# watch.py keeps the ledger and starts the server as sglang.",
-        "Restart=no",
+        "Restart=on-abnormal",
+        'ExecStopPost=-"/opt/my engine/bin/python" "-I" "-S" "/opt/50%% sglang/releases/r1/watch.py" tell',
         "OOMPolicy=continue",
         "KillMode=mixed",
         "SendSIGKILL=yes",
@@ -325,5 +327,6 @@ def test_supervisor_program_is_read_back_as_written(awkward):
     program = {name: value.replace("%%", "%") for name, value in parser["program:sglang-server"].items()}
     assert shlex.split(program["command"]) == sglang_launcher.command(awkward["argv"][0], awkward["cwd"])
     assert program["directory"] == awkward["cwd"] and program["stdout_logfile"] == awkward["log"]
-    assert (program["autorestart"], program["startretries"], program["killasgroup"]) == ("false", "0", "true")
+    assert (program["autorestart"], program["startretries"], program["killasgroup"]) == ("unexpected", "0", "true")
+    assert program["exitcodes"].split(",") == [str(code) for code in range(256)] and program["startsecs"] == "1"
     assert "user" not in program  # launch.py changes it, watch.py keeps the ledger

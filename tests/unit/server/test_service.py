@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
-from ansible.module_utils import sglang_ports, sglang_proc, sglang_service_core, sglang_terminate
+from ansible.module_utils import (
+    sglang_ledger,
+    sglang_ports,
+    sglang_proc,
+    sglang_provider,
+    sglang_service_core,
+    sglang_stopped,
+    sglang_terminate,
+)
+
+from .conftest import LOCK
 
 
 def test_start_stop_and_both_again(node, monkeypatch):
@@ -174,6 +186,20 @@ def test_a_stop_names_who_holds_gpu_memory(node, tmp_path, monkeypatch, device, 
     assert node.living() == []
 
 
+def test_the_service_module_says_what_for(node):
+    path = node.release()
+    node.service("started", path)
+    node.wait(4)
+    node.service("stopped", temporary=True, run={"id": "r7", "user": "ops"})
+    assert sglang_stopped.read(str(node.root))["temporary"]
+    # The next stop is somebody else's, although nothing runs.
+    node.service("stopped", run={"id": "r8", "user": "other"})
+    found = sglang_stopped.read(str(node.root))
+    assert (found["user"], found["temporary"]) == ("other", False)
+    assert not node.service("started", path).get("failed")
+    assert sglang_stopped.read(str(node.root)) is None
+
+
 def test_ports_of_a_launch():
     """As they stand in the launch line, in both spellings."""
     launch = {"argv": ["p", "--nccl-port=900", "--enable-dp-attention", "--port", "80"], "endpoint": "http://[::]:80"}
@@ -187,6 +213,77 @@ def test_a_crash_at_once_is_reported_with_its_first_error(node):
     assert result["failed"] and "ValueError: no such model" in result["msg"] and "server.log" in result["msg"]
     assert result["pid"] is None and result["log_tail"][-1] == "ValueError: no such model"
     assert node.ledger() == [("alarm", "r1"), ("start", "r1")]
+
+
+def promoted(node, **faults):
+    """Start a release that is current and promoted; return its path and server."""
+    path = node.release(**faults)
+    (path / "manifest.json").write_text('{"state": "promoted"}')
+    (node.root / "current").symlink_to(path)
+    result = node.service("started", path)
+    assert not result.get("failed"), result
+    return path, next(item for item in node.wait(4) if item["role"] == "server")
+
+
+def events(node, count):
+    """Wait for so many events in the ledger and return the last."""
+    end = time.monotonic() + 30
+    while len(node.ledger()) < count:
+        assert time.monotonic() < end, node.ledger()
+        time.sleep(0.05)
+    assert len(node.ledger()) == count
+    return sglang_ledger.read(str(node.root))[0][-1]
+
+
+def state(node):
+    """Return the state that supervisor gives the program."""
+    provider = sglang_provider.Supervisor(str(node.root), "sglang-server", None, sys.executable, LOCK.read_text())
+    return provider.pid()[1].split()[0]
+
+
+def test_supervisor_starts_a_killed_watch_again_which_counts_and_names_it(node):
+    """A stop and a start by hand are neither counted nor refused afterwards, and a play's start begins anew."""
+    path, server = promoted(node, FAKE_ORPHANS=1)
+    os.kill(server["ppid"], signal.SIGKILL)
+    event = events(node, 2)
+    assert (event["event"], event["process"], event["why"]) == ("restart", "watch.py", "restart 1 of 3 in 120 minutes")
+    assert f"watch.py (pid {server['ppid']}) was killed by SIGKILL, and the server with it" in event["reason"]
+    again = next(item for item in node.wait(4) if item["role"] == "server")
+    assert again["pid"] == event["pid"] and again["ppid"] != server["ppid"] and state(node) == "RUNNING"
+
+    assert not node.service("stopped").get("failed") and node.living() == []
+    assert not node.service("started", path).get("failed")
+    node.wait(4)
+    assert [name for name, _release in node.ledger()] == ["start", "restart", "stop", "start"]
+    assert json.loads((path / "run/health.json").read_text())["restarts"] == []
+
+
+def test_a_killed_watch_of_an_experiment_stays_down(node):
+    path, server = promoted(node)
+    (path / "manifest.json").write_text('{"state": "active"}')
+    os.kill(server["ppid"], signal.SIGKILL)
+    event = events(node, 2)
+    assert (event["event"], event["kind"], event["process"]) == ("alarm", "server_died", "watch.py")
+    assert event["why"] == "the release is active and only a promoted one is restarted"
+    time.sleep(2.5)
+    assert node.living() == [] and state(node) in ("EXITED", "FATAL") and len(node.ledger()) == 2
+    result = node.service("started", path)
+    assert not result.get("failed") and len(node.wait(4)) == 4
+
+
+def test_an_interpreter_that_is_killed_at_once_is_tried_once(node, tmp_path):
+    """Which looks like a killed watch; this one never came as far as to decide."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho tried >>{tmp_path}/tries\nkill -SEGV $$\n")
+    python.chmod(0o755)
+    path = node.release()
+    assert not node.launch(path, python=str(python)).get("failed")
+    result = node.service("started", path)
+    assert result["failed"] and "died at once" in result["msg"]
+    time.sleep(2.5)
+    assert (tmp_path / "tries").read_text() == "tried\n" and state(node) == "FATAL"
+    assert not node.launch(path).get("failed") and not node.service("started", path).get("failed")
+    assert len(node.wait(4)) == 4
 
 
 def test_an_interpreter_that_is_not_there(node):

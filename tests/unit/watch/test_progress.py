@@ -73,6 +73,21 @@ def test_only_a_wait_that_goes_on_elsewhere_is_shown(tmp_path, log, repository):
     lines = text.status_lines(dict(info, restarts=[again]), dict(probe, alarm="it is down"), {}, "http://127.0.0.1:1")
     assert "alarm: it is down" in lines
     assert "restarted at 2026-01-01T00:00:00.000Z: TP1 died (restart 1 of 3 in 120 minutes)" in lines
+    # A stop that was wanted is neither drift nor ill health; where a server lives all the same, it is none.
+    stop = {"time": "2026-01-01T00:00:00.000Z", "user": "ops", "temporary": False, "ended": True}
+    seen = {"drift": ["no server process runs", "processes of another release run: r2"], "processes": []}
+    lines = text.status_lines(dict(info, stopped=stop), probe, seen, "http://127.0.0.1:1")
+    assert "health: stopped on purpose at 2026-01-01T00:00:00.000Z by ops; deploy.yml starts it again" in lines
+    assert [line for line in lines if line.startswith("drift")] == ["drift: processes of another release run: r2"]
+    lines = text.status_lines(dict(info, stopped=stop), probe, dict(seen, processes=[{"role": "server"}]), "")
+    assert f"health: starting: {shown}" in lines and "drift: no server process runs" in lines
+    for ended in (True, False):
+        (line,) = (
+            line
+            for line in text.status_lines(dict(info, stopped=dict(stop, temporary=True, ended=ended)), probe, {}, "")
+            if line.startswith("health: stopped at 2026-01-01T00:00:00.000Z by ops for a canary in its place")
+        )
+        assert ("canary.yml or deploy.yml does" in line) == ended
     with open(progress.path_of(release), "w", encoding="utf-8") as handle:
         json.dump(dict(data, updated=data["updated"] - 60), handle)
     assert progress.waiting(release) is None

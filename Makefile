@@ -77,10 +77,10 @@ lint: testenv ## ansible-lint (production), yamllint, ruff
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python tools/ansible_lint.py --offline --strict
 
 unit: testenv ## modules and their functions; those that watch processes beside the others
-	beside="tests/unit/health/test_beside.py" server="tests/unit/server tests/unit/canary"
+	beside="tests/unit/health/test_beside.py" server="tests/unit/server tests/unit/canary" built="tests/unit/engine tests/unit/probe"
 	watch="tests/unit/health --ignore=$$beside"
-	others="tests/unit/health $$server"
-	tools/side_by_side unit "tests/unit $${others//tests/--ignore=tests}" "$$beside" "$$watch" "$$server"
+	others="tests/unit/health $$server $$built"
+	tools/side_by_side unit "tests/unit $${others//tests/--ignore=tests}" "$$beside $$built" "$$watch" "$$server"
 
 pythons: testenv ## the same under every other Python from 3.9 to 3.13 that this machine has
 	.venv/bin/python tools/test_pythons.py

@@ -223,4 +223,4 @@ def test_stop_leaves_nothing(node):
     assert not node.servers()
     assert not node.workers()
     assert node.port_is_free()
-    assert "health: not ready" in node.run("status").succeeded().said
+    assert "health: stopped on purpose at" in node.run("status").succeeded().said

@@ -36,8 +36,6 @@ CONTROLLER = (
     "tests/unit/variant",
     *(f"tests/unit/{name}/test_action.py" for name in ("decision", "health", "precheck")),
 )
-# Side by side: the first one waits for most of its time.
-LANES = (("tests/unit/health",), ("tests/unit", "--ignore=tests/unit/health"))
 MODULES = sorted(path.stem for path in LIBRARY.glob("*.py"))
 IMPORT_EVERYTHING = """
 import importlib, pathlib, sys
@@ -139,19 +137,12 @@ def exercise(version):
     worked, output = ship(interpreter)
     if not worked:
         return "failed", "a module does not run when Ansible ships it", output
-    with concurrent.futures.ThreadPoolExecutor(len(LANES)) as pool:
-        lanes = list(pool.map(lambda number: units(python, version, number), range(len(LANES))))
-    failed = [output for worked, output in lanes if not worked]
-    if failed:
-        return "failed", "unit tests", "\n".join(failed)
-    said = "; ".join(output.strip().splitlines()[-1] for _worked, output in lanes)
-    return "passed", f"{imported}, {len(MODULES)} shipped; unit tests: {said}", ""
-
-
-def units(python, version, number):
-    """Run one lane of the unit tests under an interpreter; return (worked, output)."""
-    options = ["-q", "-o", f"cache_dir={CACHE / version / f'pytest-{number}'}"]
-    return call([python, "-m", "pytest", *options, *(f"--ignore={path}" for path in SLOW + CONTROLLER), *LANES[number]])
+    ignored = [f"--ignore={path}" for path in SLOW + CONTROLLER]
+    options = ["-q", "-o", f"cache_dir={CACHE / version / 'pytest'}", *ignored]
+    worked, output = call([python, "-m", "pytest", *options, "tests/unit"])
+    if not worked:
+        return "failed", "unit tests", output
+    return "passed", f"{imported}, {len(MODULES)} shipped; unit tests: {output.strip().splitlines()[-1]}", ""
 
 
 def main():

@@ -91,7 +91,7 @@ class Canary:
         self.path = sglang_canary_plan.canary_path(root, release)
         self.process = self.guard = None
 
-    def sweep(self, timeout=5.0):
+    def sweep(self, timeout=1.0):
         """Stop what runs of any canary of this root and remove its files; return the pids that were found.
 
         :raises CanaryError: a process will not die, or a port stays taken.

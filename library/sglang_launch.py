@@ -130,18 +130,9 @@ options:
     type: str
     default: ""
   api_key_file:
-    description: A file on the host that already holds the key, readable by O(user). Excludes O(api_key).
+    description: A file on the host that holds the key already, readable by O(user). Excludes O(api_key).
     type: path
-  seal:
-    description:
-      - Whether the release is complete with these files and is sealed in the same call, as C(state=built) of
-        M(sglang_release) does it. A release that is sealed already stays as it is.
-    type: bool
-    default: false
-  run:
-    description: The run that seals it, as the action C(sglang_variant) or C(sglang_run) returns it.
-    type: dict
-    default: {}
+    default: ""
 attributes:
   check_mode:
     description: The same keys are returned and nothing is written.
@@ -206,109 +197,10 @@ written:
   sample: [launch.json]
 """
 
-import json
-import os
-import pwd
-import tempfile
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_api_key import hide_secrets, key_path, masked, problem_of
-from ansible.module_utils.sglang_launch_files import launch_dict, launch_files
-from ansible.module_utils.sglang_lock import LockedError
-from ansible.module_utils.sglang_provider import ProviderError, Systemd, detect
-from ansible.module_utils.sglang_release_step import build, locked
-from ansible.module_utils.sglang_release_store import ReleaseError
-
-# launch.json may hold a token of the operator: the server's account reads it, others do not.
-MODES = {"launch.json": 0o640}
-
-
-def account(module):
-    """Return ``(uid, gid)`` of the service user, or of this process."""
-    user = module.params["user"]
-    if not user:
-        return os.geteuid(), os.getegid()
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        module.fail_json(msg=f"sglang_server_user: no account {user!r} on this host. Way out: create it first.")
-    if os.geteuid() not in (0, entry.pw_uid):
-        module.fail_json(msg=f"sglang_server_user: only root can start the server as {user!r}. Way out: become: true.")
-    return entry.pw_uid, entry.pw_gid
-
-
-def directory(module, path, mode, uid, gid):
-    """Make a directory where it is missing; return whether it was missing."""
-    if os.path.isdir(path):
-        return False
-    if not module.check_mode:
-        os.makedirs(path, mode=mode)
-        os.chmod(path, mode)
-        os.chown(path, uid, gid)
-    return True
-
-
-def verify_unit(module, name, text, temporary):
-    """Let systemd judge a unit before it replaces the one there, where systemd-analyze exists."""
-    analyze = module.get_bin_path("systemd-analyze")
-    if not analyze:
-        return
-    # It judges by the file's name.
-    named = os.path.join(module.tmpdir, name)
-    with open(named, "w", encoding="utf-8") as handle:
-        handle.write(text)
-    rc, out, err = module.run_command([analyze, "verify", "--man=no", named])
-    if rc:
-        os.unlink(temporary)
-        module.fail_json(msg=f"systemd refuses the unit {name}: {(err or out).strip()}")
-
-
-def shown(text):
-    """Return the text of a launch.json, which may be none, without the values of the environment that are secrets."""
-    try:
-        launch = json.loads(text)
-        launch["env"] = masked(launch["env"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "(unreadable)\n" if text else ""
-    return json.dumps(launch, indent=2, ensure_ascii=False) + "\n"
-
-
-def write(module, path, text, mode, uid, gid, secret=False):
-    """Write a file when content, mode or owner differ; return ``(changed, diff)``; a secret's content is not shown."""
-    before, same = "", False
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as handle:
-            before = handle.read()
-        stat = os.stat(path)
-        same = before == text and stat.st_mode & 0o777 == mode and (stat.st_uid, stat.st_gid) == (uid, gid)
-    if not same and not module.check_mode:
-        # Beside its target and not by atomic_move, which would give a new file the umask's mode for a moment.
-        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(text)
-        os.chmod(temporary, mode)
-        os.chown(temporary, uid, gid)
-        if path.endswith(".service"):
-            verify_unit(module, os.path.basename(path), text, temporary)
-        os.replace(temporary, path)
-    if secret:
-        before, text = "(secret)\n" if before else "", "(secret)\n"
-    elif path.endswith("launch.json"):
-        before, text = shown(before), shown(text)
-    return not same, {"before": before, "after": text, "before_header": path, "after_header": path}
-
-
-def seal(module, params, diff):
-    """Seal the release, add the manifest to the diff, and return whether it was open."""
-    step = {"root": params["root"], "release": params["id"], "run": params["run"], "reason": ""}
-    try:
-        done = locked(build, step, module.check_mode)
-    except (ReleaseError, LockedError) as error:
-        module.fail_json(msg=str(error))
-    if done["changed"]:
-        name = os.path.join(params["release"], "manifest.json")
-        diff.append({"before": done["before"], "after": done["after"], "before_header": name, "after_header": name})
-    return done["changed"]
+from ansible.module_utils.sglang_api_key import hide_secrets
+from ansible.module_utils.sglang_build_spec import LAUNCH
+from ansible.module_utils.sglang_launch_write import LaunchError, write_launch
 
 
 def main():
@@ -318,94 +210,17 @@ def main():
             "root": {"type": "path", "required": True},
             "release": {"type": "path", "required": True},
             "id": {"type": "str"},
-            "provider": {"type": "str", "choices": ["auto", "supervisor", "systemd"], "default": "auto"},
-            "unit": {"type": "str", "default": "sglang-server"},
-            "install_unit": {"type": "bool", "default": False},
             "python": {"type": "path", "required": True},
-            "model_path": {"type": "str", "required": True},
-            "served_model_name": {"type": "str", "default": ""},
-            "host": {"type": "str", "default": "127.0.0.1"},
-            "port": {"type": "int", "default": 30000},
-            "tp_size": {"type": "int", "default": 1},
-            "args": {"type": "dict", "default": {}},
-            "env": {"type": "dict", "default": {}},
-            "expect_env": {"type": "dict", "default": {}},
             "expect_packages": {"type": "dict", "default": {}},
-            "user": {"type": "str", "default": ""},
-            "stop_timeout": {"type": "int", "default": 60},
-            "log_keep": {"type": "int", "default": 5},
-            "log_max_mb": {"type": "int", "default": 100},
-            "restart_limit": {"type": "int", "default": 3},
-            "restart_minutes": {"type": "int", "default": 120},
-            "restart_on_hang": {"type": "bool", "default": False},
-            "probe_interval": {"type": "int", "default": 15},
-            "hang_seconds": {"type": "int", "default": 30},
-            "api_key": {"type": "str", "default": "", "no_log": True},
-            "api_key_file": {"type": "path", "no_log": False},
-            "seal": {"type": "bool", "default": False},
-            "run": {"type": "dict", "default": {}},
+            **LAUNCH,
         },
         supports_check_mode=True,
     )
-    params = dict(module.params)
-    if params["seal"] and not params["run"].get("id"):
-        module.fail_json(msg="run: seal needs the run that the action sglang_variant or sglang_run returns.")
-    release = params["release"]
-    params["id"] = params["id"] or os.path.basename(release)
-    params["env"] = hide_secrets(module)
-    if os.path.dirname(release) != os.path.join(params["root"], "releases"):
-        module.fail_json(
-            msg=f"sglang_server_release_path: {release} does not lie directly in {params['root']}/releases, so the "
-            "stop would not know its processes. Way out: let the role sglang_release name it."
-        )
-    key_file = None
-    if params["api_key"]:
-        problem = problem_of(params["api_key"], params["api_key_file"])
-        if problem:
-            module.fail_json(msg=problem)
-        key_file = params["api_key_file"] = key_path(params["root"], params["api_key"])
-    uid, gid = account(module)
-    provider = detect() if params["provider"] == "auto" else params["provider"]
     try:
-        if provider == "systemd":
-            # Here already, while the server before still runs.
-            host = Systemd(params["root"], params["unit"], module.run_command, params["install_unit"])
-            host.permit(release, planned=True)
-        launch = launch_dict(params)
-        files = launch_files(
-            launch, provider, params["unit"], params["stop_timeout"], params["log_keep"], params["log_max_mb"]
-        )
-    except (ValueError, ProviderError) as error:
+        result = write_launch({**module.params, "env": hide_secrets(module)}, module.check_mode, module)
+    except LaunchError as error:
         module.fail_json(msg=str(error))
-
-    own = (os.geteuid(), gid)
-    missing = directory(module, release, 0o755, *own)
-    missing |= directory(module, os.path.join(release, "logs"), 0o750, uid, gid)
-    # The server's sitecustomize writes the origin of its packages here.
-    missing |= directory(module, os.path.join(release, "run"), 0o750, uid, gid)
-    written, diff = [], []
-    for name, text in files.items():
-        changed, one = write(module, os.path.join(release, name), text, MODES.get(name, 0o644), *own)
-        if changed:
-            written.append(name)
-            diff.append(one)
-    if key_file:
-        missing |= directory(module, os.path.dirname(key_file), 0o711, *own)
-        changed, one = write(module, key_file, params["api_key"] + "\n", 0o600, uid, gid, secret=True)
-        if changed:
-            missing = True
-            diff.append(one)
-    sealed = seal(module, params, diff) if params["seal"] else False
-    module.exit_json(
-        changed=bool(missing or written or sealed),
-        provider=provider,
-        endpoint=launch["endpoint"],
-        argv=launch["argv"],
-        log=launch["log"],
-        files=list(files),
-        written=written,
-        diff=diff,
-    )
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_api_key import hide_secrets
+from ansible.module_utils.sglang_build_spec import PATCHES
 from ansible.module_utils.sglang_patch_run import reconcile
 from ansible.module_utils.sglang_patch_site import SiteError
 from ansible.module_utils.sglang_patching import EntryError
@@ -136,13 +137,9 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "python": {"type": "path", "required": True},
-            "env": {"type": "dict", "default": {}},
             "chdir": {"type": "path"},
             "site": {"type": "path", "required": True},
-            "entries": {"type": "list", "elements": "dict", "required": True},
-            "engine_version": {"type": "str", "default": ""},
-            "capabilities": {"type": "list", "elements": "str", "default": []},
-            "allow_experimental": {"type": "bool", "default": False},
+            **PATCHES,
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,

@@ -18,7 +18,9 @@ options:
   state:
     description:
       - C(compared) takes the lock and returns the plan of a deploy; C(locked) takes it for a run that compares nothing.
-      - C(created) makes the directory of a release; C(built) lists and hashes its files and seals it.
+      - C(created) makes the directory of a release; C(built) lists and hashes its files and seals it. With O(launch)
+        C(built) does all of it in one call - directory, patched copies, what starts the server, seal - and makes an
+        unfinished release of that id anew.
       - C(active) moves the link; C(promoted), C(rejected) and C(retired) record a verdict.
       - C(target) takes the lock and resolves the release that a rollback goes to; one that was killed is gone on with.
       - C(pruned) deletes old and unfinished releases; C(unlocked) gives the lock back; C(reported) reads.
@@ -106,6 +108,19 @@ options:
       - Read the host in the same call, but only where the plan says that something has to change, and return what was
         found as RV(checks). Only O(state=compared) takes them. Empty for none.
       - These are the options of M(sglang_precheck) without C(found) and C(enforce). C(built) is taken from the plan.
+    type: dict
+    default: {}
+  patches:
+    description:
+      - Patches that O(state=built) applies to copies in the release; the options of M(sglang_patch) without C(python),
+        C(chdir), C(site) and C(state), which follow from engine and release. Empty for none.
+    type: dict
+    default: {}
+  launch:
+    description:
+      - What starts the server, with which O(state=built) builds the release whole; the options of M(sglang_launch)
+        without C(root), C(release), C(id), C(python) and C(expect_packages), which follow from release, engine and
+        patches. Needs O(engine) and O(model), which go into the manifest.
     type: dict
     default: {}
   unlock:
@@ -201,6 +216,15 @@ checks:
     elapsed:
       description: Seconds that the checks took.
       type: float
+patches:
+  description: For a release that was built whole, C(results) of M(sglang_patch); otherwise empty.
+  returned: always
+  type: list
+  elements: dict
+rung:
+  description: The step of a deploy that refused, C(patches) or C(release).
+  returned: on failure by a rule of releases
+  type: str
 info:
   description: For C(reported); otherwise null.
   returned: always
@@ -294,36 +318,46 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible.module_utils.sglang_api_key import hide_secrets
+from ansible.module_utils.sglang_api_key import HIDDEN, hide_secrets
+from ansible.module_utils.sglang_build_spec import LAUNCH, PATCHES
 from ansible.module_utils.sglang_lock import LockedError
 from ansible.module_utils.sglang_precheck_spec import CHECKS
 from ansible.module_utils.sglang_release_states import STATES, run_state
 from ansible.module_utils.sglang_release_store import ReleaseError
 
+# Parameters that are options of another module: their spec, the states that take them, and the rule.
+OPTIONS = {
+    "checks": (CHECKS, ("compared",), "only compared reads the host"),
+    "patches": (PATCHES, ("built",), "only built patches copies"),
+    "launch": (LAUNCH, ("built",), "only built writes what starts a server"),
+}
 NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
 
 
-def checks_of(module):
-    """Return the parameter ``checks`` as :data:`CHECKS` describes it, its secrets kept out of the module's output."""
-    given = module.params["checks"]
+def options(module, name, spec, states, rule):
+    """Return the parameter ``name`` as ``spec`` describes it, its secrets kept out of the module's output."""
+    given = module.params[name]
     if not given:
         return {}
-    if module.params["state"] != "compared":
-        module.params["checks"] = {}
+    if module.params["state"] not in states:
+        module.params[name] = {}
         module.fail_json(
-            msg=f"checks: they came with state={module.params['state']}. Rule: only compared reads the host. "
-            "Way out: leave checks out."
+            msg=f"{name}: it came with state={module.params['state']}. Rule: {rule}. Way out: leave it out."
         )
-    answer = ArgumentSpecValidator(CHECKS).validate(given)
+    answer = ArgumentSpecValidator(spec).validate(given)
     if answer.error_messages:
         # What could not be read could hold a secret.
-        module.params["checks"] = {}
-        module.fail_json(msg=f"checks: {'; '.join(answer.error_messages)}")
-    module.params["checks"] = answer.validated_parameters
-    checks = {**module.params["checks"], "env": hide_secrets(module, "checks")}
+        module.params[name] = {}
+        module.fail_json(msg=f"{name}: {'; '.join(answer.error_messages)}")
+    module.params[name] = answer.validated_parameters
+    values = {**module.params[name], "env": hide_secrets(module, name)}
     # The invocation comes back with the result: the names say as much as the texts of all edits.
-    module.params["checks"]["patches"] = [entry.get("name") for entry in checks["patches"]]
-    return checks
+    for entries in {"patches", "entries"} & set(values):
+        module.params[name][entries] = [entry.get("name") for entry in values[entries]]
+    if values.get("api_key"):
+        module.no_log_values.add(values["api_key"])
+        module.params[name]["api_key"] = HIDDEN
+    return values
 
 
 def main():
@@ -348,11 +382,14 @@ def main():
             decision=dict(type="dict", default={}),
             allow_rejected=dict(type="bool", default=False),
             checks=dict(type="dict", default={}),
+            patches=dict(type="dict", default={}),
+            launch=dict(type="dict", default={}),
             unlock=dict(type="bool", default=False),
         ),
         supports_check_mode=True,
     )
-    params = {**module.params, "checks": checks_of(module)}
+    given = {name: options(module, name, *rule) for name, rule in OPTIONS.items()}
+    params = {**module.params, **given, "tools": module}
     state = params["state"]
     if not os.path.isabs(params["root"]):
         module.fail_json(msg=f"root: {params['root']!r} is not an absolute path.")
@@ -366,6 +403,10 @@ def main():
             msg=f"decision: it is about {about} and came with state={state} of {params['release'] or 'no release'}. "
             "Rule: only promoted and rejected carry a decision, that on their own release. Way out: leave decision out."
         )
+    if params["patches"] and not params["launch"]:
+        module.fail_json(msg="patches: they need launch; a release is built whole or in steps.")
+    if params["launch"] and not (params["engine"] and params["model"]):
+        module.fail_json(msg="launch: it needs engine and model, which the release is built for.")
     if params["keep"] < 1:
         module.fail_json(msg=f"keep: {params['keep']} releases are too few; at least 1 is kept.")
     try:
@@ -373,7 +414,7 @@ def main():
     except LockedError as error:
         module.fail_json(msg=str(error), holder=error.holder)
     except ReleaseError as error:
-        module.fail_json(msg=str(error))
+        module.fail_json(msg=str(error), rung=error.rung)
     except OSError as error:
         where = "" if error.filename else f" below {params['root']}"
         module.fail_json(
@@ -382,13 +423,13 @@ def main():
         )
     for text in result.pop("warnings"):
         module.warn(text)
-    before, after, texts = result.pop("before"), result.pop("after"), result.pop("texts")
+    before, after, texts, diffs = (result.pop(name) for name in ("before", "after", "texts", "diffs"))
     if module._diff and before != after:
         header = os.path.join(params["root"], "releases", params["release"])
         pairs = [(header, before, after)] + [(f"{header}/{path}", "", text) for path, text in texts.items()]
         result["diff"] = [
             dict(before=old, after=new, before_header=name, after_header=name) for name, old, new in pairs
-        ]
+        ] + diffs
     module.exit_json(**result)
 
 

@@ -235,7 +235,7 @@ def build(python, env, chdir, origin, target, patched):
     old = os.path.join(site, f".{name}.old-{os.getpid()}")
     try:
         # Bytecode travels along: it stays valid for every file whose size and time are kept.
-        shutil.copytree(origin, partial, symlinks=False, ignore_dangling_symlinks=True)
+        shutil.copytree(origin, partial, symlinks=False, ignore_dangling_symlinks=True, copy_function=_copy)
         for path, text in patched.items():
             _write_patched(os.path.join(partial, path), text)
         pairs = [(os.path.join(partial, path), os.path.join(target, path)) for path in patched]
@@ -249,6 +249,17 @@ def build(python, env, chdir, origin, target, patched):
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _copy(source, target):
+    """Copy one file; bytecode, half of a package, is linked where it can be: nobody edits it in place, and Python
+    replaces it by rename."""
+    if source.endswith(".pyc") and not os.path.islink(source):
+        try:
+            return os.link(source, target)
+        except OSError:  # another file system, too many links, or not ours
+            pass
+    return shutil.copy2(source, target)
 
 
 def _write_patched(path, text):

@@ -18,48 +18,25 @@ from ansible.module_utils.sglang_release_step import (
     activate,
     advance,
     brief_of,
-    build,
-    entry,
+    create,
     load,
     locked,
     make_result,
-    new_manifest,
     record_decision,
     record_event,
+    seal,
 )
 from ansible.module_utils.sglang_release_store import ReleaseError
-from ansible.module_utils.sglang_release_text import validate_text, write_new
 
 
-def create(params, check):
-    """Make the directory of a release; what killed runs left of the same digest goes away."""
-    root, release = params["root"], params["release"]
-    manifest = new_manifest(params, store.without_secrets(params["record"]))
-    manifests, problems = store.list_releases(root)
-    found = choose.find(manifests, release)
-    if found:
-        return make_result(release=brief_of(root, found), msg=f"{release} exists and is {found['state']}")
-    if os.path.lexists(store.release_path(root, release)):
-        raise ReleaseError(f"release: {release} is taken: {'; '.join(item for item in problems if release in item)}")
-    store.owner_ids(params["owner"])
-    for path, text in params["files"].items():
-        validate_text(path, text, "python" if path.endswith(".py") else "none")
-    removed = [item["id"] for item in manifests if item["digest"] == manifest["digest"] and not store.complete(item)]
-    removed += store.leftovers(root)
-    manifest["history"].append(entry(params, "building"))
-    if not check:
-        for name in removed:
-            remove_release_directory(root, name)
-        store.make_release_directory(root, manifest, params["owner"], lambda path: write_new(path, params["files"]))
-        record_event(params, "created", release, manifest["variant"], removed=removed)
-    return make_result(
-        changed=True,
-        release=brief_of(root, manifest),
-        removed=removed,
-        after=store.manifest_text(manifest),
-        texts=params["files"],
-        msg=f"created {release}",
-    )
+def build(params, check):
+    """Seal a release that was made in steps, or build it whole where it is said how its server starts."""
+    if not params["launch"]:
+        return seal(params, check)
+    # Here: the other states do not wait for these to be read.
+    from ansible.module_utils.sglang_release_build import build_whole
+
+    return build_whole(params, check)
 
 
 def promote(params, check):

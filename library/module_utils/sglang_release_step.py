@@ -1,8 +1,7 @@
 """One step of a release from a state to the next, and the one that moves the link ``current``.
 
-The module sglang_release takes all of them; sglang_launch, which writes the last files, can seal the release in the
-same call, and sglang_service moves the link in the call that starts the server. Each step takes ``(params, check)``
-with ``{root, release, run, reason}`` and returns the keys of :func:`make_result`.
+The module sglang_release takes all of them; sglang_service moves the link in the call that starts the server. Each step
+takes ``(params, check)`` with ``{root, release, run, reason}`` and returns the keys of :func:`make_result`.
 """
 
 from __future__ import annotations
@@ -10,17 +9,20 @@ from __future__ import annotations
 import os
 
 from ansible.module_utils import sglang_ledger, sglang_lock
+from ansible.module_utils import sglang_release_plan as choose
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.sglang_release_archive import remove_release_directory
 from ansible.module_utils.sglang_release_store import ReleaseError
+from ansible.module_utils.sglang_release_text import validate_text, write_new
 
 # Files without which a release cannot be started.
 REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
 
 
 def make_result(**keys):
-    """Return the keys of every result, with these set; ``before``, ``after`` and ``texts`` are for the diff."""
+    """Return the keys of every result, with these set; ``before`` to ``diffs`` are for the diff."""
     result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(checks=None, unlocked=False, before="", after="", texts={})
+    result.update(checks=None, patches=[], unlocked=False, before="", after="", texts={}, diffs=[])
     result.update(keys)
     return result
 
@@ -127,7 +129,38 @@ def advance(params, check, manifest, state, event, files=None):
     )
 
 
-def build(params, check):
+def create(params, check):
+    """Make the directory of a release; what killed runs left of the same digest goes away."""
+    root, release = params["root"], params["release"]
+    manifest = new_manifest(params, store.without_secrets(params["record"]))
+    manifests, problems = store.list_releases(root)
+    found = choose.find(manifests, release)
+    if found:
+        return make_result(release=brief_of(root, found), msg=f"{release} exists and is {found['state']}")
+    if os.path.lexists(store.release_path(root, release)):
+        raise ReleaseError(f"release: {release} is taken: {'; '.join(item for item in problems if release in item)}")
+    store.owner_ids(params["owner"])
+    for path, text in params["files"].items():
+        validate_text(path, text, "python" if path.endswith(".py") else "none")
+    removed = [item["id"] for item in manifests if item["digest"] == manifest["digest"] and not store.complete(item)]
+    removed += store.leftovers(root)
+    manifest["history"].append(entry(params, "building"))
+    if not check:
+        for name in removed:
+            remove_release_directory(root, name)
+        store.make_release_directory(root, manifest, params["owner"], lambda path: write_new(path, params["files"]))
+        record_event(params, "created", release, manifest["variant"], removed=removed)
+    return make_result(
+        changed=True,
+        release=brief_of(root, manifest),
+        removed=removed,
+        after=store.manifest_text(manifest),
+        texts=params["files"],
+        msg=f"created {release}",
+    )
+
+
+def seal(params, check):
     """Seal a release: list its files with their hashes; from here on it does not change."""
     manifest = load(params, check)
     root, path = params["root"], store.release_path(params["root"], manifest["id"])

@@ -27,7 +27,9 @@ VARIANT_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 
 
 class ReleaseError(Exception):
-    """What was refused, which rule refused it, and the way out."""
+    """What was refused, which rule refused it, and the way out; ``rung`` is the step of a deploy that it belongs to."""
+
+    rung = "release"
 
 
 def utc_now():

@@ -121,6 +121,8 @@ options:
       - What starts the server, with which O(state=built) builds the release whole; the options of M(sglang_launch)
         without C(root), C(release), C(id), C(python) and C(expect_packages), which follow from release, engine and
         patches. Needs O(engine) and O(model), which go into the manifest.
+      - With it O(state=compared) builds the release in passing, where none is there, engine and model are, and no check
+        of O(checks) refuses the host. Where it cannot, the plan says that nothing is built; O(state=built) says why.
     type: dict
     default: {}
   unlock:
@@ -328,8 +330,8 @@ from ansible.module_utils.sglang_release_store import ReleaseError
 # Parameters that are options of another module: their spec, the states that take them, and the rule.
 OPTIONS = {
     "checks": (CHECKS, ("compared",), "only compared reads the host"),
-    "patches": (PATCHES, ("built",), "only built patches copies"),
-    "launch": (LAUNCH, ("built",), "only built writes what starts a server"),
+    "patches": (PATCHES, ("compared", "built"), "only compared and built patch copies"),
+    "launch": (LAUNCH, ("compared", "built"), "only compared and built write what starts a server"),
 }
 NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
 
@@ -425,7 +427,7 @@ def main():
         module.warn(text)
     before, after, texts, diffs = (result.pop(name) for name in ("before", "after", "texts", "diffs"))
     if module._diff and before != after:
-        header = os.path.join(params["root"], "releases", params["release"])
+        header = os.path.join(params["root"], "releases", result["release"]["id"] if result["release"] else "")
         pairs = [(header, before, after)] + [(f"{header}/{path}", "", text) for path, text in texts.items()]
         result["diff"] = [
             dict(before=old, after=new, before_header=name, after_header=name) for name, old, new in pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 from ansible.module_utils import sglang_patch_site as site_files
@@ -141,7 +142,7 @@ def _judge_all(params, entries, origins):
         for path in patching.paths(family) if family else []:
             pristine = site_files.read_text(os.path.join(origin["origin"], path))
             found.setdefault(path, (pristine, pristine))
-        item, changes = patching.judge(entry, origin["version"], {path: pair[1] for path, pair in found.items()})
+        item, changes = _judge(entry, origin["version"], {path: pair[1] for path, pair in found.items()})
         item["origin"] = origin["origin"]
         if (changes and entry.get("experimental")) or (item["state"] in patching.GOOD and family.get("refused")):
             item, changes = _held_back(params, entry, family, item, changes)
@@ -149,6 +150,17 @@ def _judge_all(params, entries, origins):
             found[path] = (found[path][0], text)
         results.append(item)
     return results, texts
+
+
+_JUDGED = {}
+
+
+def _judge(entry, version, texts):
+    """Return what ``patching.judge`` does; one process that checks a host and then builds on it judges once."""
+    key = (patching.digest(entry), version, tuple(sorted(texts.items())))
+    if key not in _JUDGED:
+        _JUDGED[key] = patching.judge(entry, version, texts)
+    return copy.deepcopy(_JUDGED[key])
 
 
 def _held_back(params, entry, family, item, changes):

@@ -22,10 +22,11 @@ class PatchError(ReleaseError):
     rung = "patches"
 
 
-def build_whole(params, check):
+def build_whole(params, check, engine=None, model=None):
     """Build the release of the task, unless it is there; an unfinished one of its id is made anew.
 
     :param params: the module's, with ``launch`` and ``tools``, which runs commands.
+    :param engine, model: what is known of ``params["engine"]`` and ``params["model"]``.
     :raises ReleaseError: refused; what was written is an unfinished release, which the next run removes.
     """
     root, release = params["root"], params["release"]
@@ -33,7 +34,7 @@ def build_whole(params, check):
     found = _manifest(path)
     if found and store.complete(found):
         return make_result(release=brief_of(root, found), msg=f"{release} is sealed already")
-    engine, model = describe_engine(params["engine"]), describe_model(params["model"])
+    engine, model = engine or describe_engine(params["engine"]), model or describe_model(params["model"])
     params = {**params, "record": {"engine": engine, "model": model, **params["record"]}}
     if found and not check:
         remove_release_directory(root, release)

@@ -130,7 +130,8 @@ def compare(params, check):
             record_event(params, "compared", release, variant, in_sync=plan["in_sync"], reasons=reasons)
         message = f"{release} serves and is promoted" if plan["in_sync"] else "; ".join(reasons)
         message = problems[-1] if alarm else message
-        return make_result(plan=plan, checks=_checks(params, plan), msg=message)
+        checks = _checks(params, plan)
+        return {**_build(params, plan, checks, check), "plan": plan, "checks": checks, "msg": message}
 
     return _under_new_lock(params, check, work)
 
@@ -145,6 +146,24 @@ def _checks(params, plan):
 
     known = plan["engine"] if wanted["engine"] == params["engine"] else None
     return precheck({**wanted, "built": plan["release"]["built"]}, known)
+
+
+def _build(params, plan, checks, check):
+    """Build the release in passing, where nothing stands in the way, and say so in the plan; return the result's keys.
+
+    What stands in the way is not told here: the step that builds, which then follows, meets it too.
+    """
+    ready = plan["engine"]["present"] and plan["model"]["present"] and (checks is None or checks["verdict"]["ok"])
+    if check or plan["in_sync"] or plan["release"]["built"] or not params.get("launch") or not ready:
+        return make_result()
+    from ansible.module_utils.sglang_release_build import build_whole
+
+    try:
+        done = build_whole({**params, "release": plan["release"]["id"]}, False, plan["engine"], plan["model"])
+    except (ReleaseError, OSError):
+        return make_result()
+    plan["release"].update(built=True, state=done["release"]["state"])
+    return done
 
 
 def lock(params, check):

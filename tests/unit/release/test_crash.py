@@ -15,26 +15,33 @@ from ansible.module_utils import (
     sglang_release_step,
 )
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.sglang_build_spec import LAUNCH as LAUNCH_SPEC
 from ansible.module_utils.sglang_release_archive import archive_path, remove_release_directory
 
 from .conftest import ENGINE, MODEL, make_run
 
+LAUNCH = ArgumentSpecValidator(LAUNCH_SPEC).validate({"model_path": "/models/none", "provider": "supervisor"})
+WHOLE = {"launch": LAUNCH.validated_parameters, "files": {"site/sitecustomize.py": "x = 1\n"}}
 CALLS = ("open", "rename", "symlink", "fsync", "unlink", "write", "mkdir", "utime", "fchmod", "chown")
 
 
-def deploy(root, variant, run):
-    """Run the states of a deploy as the playbook does; return the id."""
+def deploy(root, variant, run, **whole):
+    """Run the states of a deploy as the playbook does; return the id.
+
+    :param whole: parameters with which the comparison builds the release; without them it is made in steps.
+    """
 
     def state(name, **args):
         params = {
             "state": name, "root": root, "release": "", "variant": variant, "inputs": {"v": variant}, "engine": {},
             "model": {}, "run": run, "break_lock": False, "owner": "", "keep": 5, "reason": "", "record": {},
-            "files": {}, "allow_rejected": False,
+            "files": {}, "allow_rejected": False, "patches": {}, "launch": {}, "checks": {}, "tools": None,
         }  # fmt: skip
         params.update(args)
         return sglang_release_states.run_state(params, False)
 
-    plan = state("compared")["plan"]
+    plan = state("compared", **whole)["plan"]
     release = plan["release"]["id"]
     if not plan["in_sync"]:
         if not plan["release"]["built"]:
@@ -94,8 +101,9 @@ def engine_and_model(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.mark.parametrize("whole", [{}, WHOLE], ids=["in-steps", "in-passing"])
 @pytest.mark.parametrize("first", [True, False], ids=["empty-host", "switch"])
-def test_killed_anywhere_the_next_run_converges(tmp_path, engine_and_model, first):
+def test_killed_anywhere_the_next_run_converges(tmp_path, engine_and_model, first, whole):
     template = tmp_path / "template"
     template.mkdir()
     old = None if first else deploy(str(template), "old", make_run("run-0"))
@@ -103,7 +111,7 @@ def test_killed_anywhere_the_next_run_converges(tmp_path, engine_and_model, firs
     while True:
         root = str(tmp_path / "root")
         shutil.copytree(template, root, symlinks=True)
-        died = killed_before(number, lambda root=root: deploy(root, "new", make_run("killed")))
+        died = killed_before(number, lambda root=root: deploy(root, "new", make_run("killed"), **whole))
         # What a reader sees: a whole old or new state, never a torn manifest or a link to nothing.
         manifests, problems = store.list_releases(root)
         assert all("left over from a run that was killed" in text for text in problems)
@@ -117,7 +125,7 @@ def test_killed_anywhere_the_next_run_converges(tmp_path, engine_and_model, firs
         if not died:
             break
         # The next run: takes the dead run's lock over, finishes, and leaves nothing behind.
-        release = deploy(root, "new", make_run("next"))
+        release = deploy(root, "new", make_run("next"), **whole)
         manifests, problems = store.list_releases(root)
         assert problems == []
         assert store.read_current(root) == release

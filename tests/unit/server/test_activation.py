@@ -90,24 +90,3 @@ def test_the_lock_of_another_run_is_respected(node, sealed):
 def test_a_link_needs_a_run(node, sealed):
     result = start(node, sealed(OLD), run={})
     assert result["failed"] and result["msg"].startswith("run: ")
-
-
-def test_the_call_that_writes_the_last_files_can_seal(node):
-    path = node.root / "releases" / OLD
-    sealing = {"seal": True, "run": RUN}
-    missing = node.launch(path, **sealing)
-    assert missing["failed"] and "does not exist" in missing["msg"]
-    manifest = {"schema": sglang_release_store.SCHEMA, "id": OLD, "variant": "baseline", "digest": "0a1b2c3d4e5f"}
-    manifest.update(state="building", created="t", run="r", record={}, files=None, history=[])
-    sglang_release_store.write_manifest(str(path), manifest)
-    early = node.launch(path, **sealing)
-    assert early["failed"] and "lacks site/sitecustomize.py" in early["msg"]
-    (path / "site").mkdir()
-    (path / "site/sitecustomize.py").write_text("")
-    dry = node.launch(path, check=True, diff=True, **sealing)
-    assert dry["changed"] and dry["diff"][-1]["after_header"] == f"{path}/manifest.json"
-    done = node.launch(path, **sealing)
-    assert done["changed"] and sglang_release_store.read_manifest(str(path))["state"] == "built"
-    assert sglang_release_store.changed_files(str(path), sglang_release_store.read_manifest(str(path))) == []
-    assert not node.launch(path, **sealing)["changed"]
-    assert node.launch(path, seal=True)["msg"].startswith("run: seal")

@@ -223,6 +223,11 @@ patches:
   returned: always
   type: list
   elements: dict
+seconds:
+  description: How long a whole build took in seconds, C(build), and its patches alone, C(patches); null without one.
+  returned: always
+  type: dict
+  sample: {build: 0.6, patches: 0.5}
 rung:
   description: The step of a deploy that refused, C(patches) or C(release).
   returned: on failure by a rule of releases

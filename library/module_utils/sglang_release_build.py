@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from ansible.module_utils import sglang_release_store as store
 from ansible.module_utils.sglang_engine import describe as describe_engine
@@ -38,8 +39,11 @@ def build_whole(params, check, engine=None, model=None):
     params = {**params, "record": {"engine": engine, "model": model, **params["record"]}}
     if found and not check:
         remove_release_directory(root, release)
+    began = time.monotonic()
     result = create(params, check)
+    patching = time.monotonic()
     patched = _patch(params, check, path, engine["python"])
+    seconds = {"patches": round(time.monotonic() - patching, 3)}
     try:
         launch = {"root": root, "release": path, "id": release, "python": engine["python"]}
         launch["expect_packages"] = patched["packages"]
@@ -52,6 +56,7 @@ def build_whole(params, check, engine=None, model=None):
         "removed": result["removed"],
         "texts": result["texts"],
         "patches": patched["results"],
+        "seconds": {**seconds, "build": round(time.monotonic() - began, 3)},
         "diffs": patched["diff"] + written["diff"],
         "warnings": patched.get("warn", []),
         "before": result["before"],

@@ -22,7 +22,7 @@ REQUIRED_FILES = ("site/sitecustomize.py", "launch.json")
 def make_result(**keys):
     """Return the keys of every result, with these set; ``before`` to ``diffs`` are for the diff."""
     result = {"changed": False, "msg": "", "plan": None, "info": None, "release": None, "removed": [], "warnings": []}
-    result.update(checks=None, patches=[], unlocked=False, before="", after="", texts={}, diffs=[])
+    result.update(checks=None, patches=[], seconds=None, unlocked=False, before="", after="", texts={}, diffs=[])
     result.update(keys)
     return result
 

@@ -148,16 +148,19 @@ def kind_of(name):
 
 
 def collectives(events):
-    """Return ``{count: {kind: kernels}, called: {kind: calls}, p50_us: {kind: median}, per_step}`` of a rank's trace.
+    """Return ``{count: {kind: kernels}, called: {kind: calls}, p50_us: {kind: median}, per_step, share}`` of a trace.
 
     ``called`` are those that Python issued, which a replayed graph does not. ``per_step`` is the all-reduces for each
-    all-gather, of which a step makes one (its logits); None without any.
+    all-gather, of which a step makes one (its logits); ``share`` the collectives' part of the time of all kernels, in
+    which they wait for the other ranks as well. Both are None without any.
     """
-    times, called = collections.defaultdict(list), collections.Counter()
+    times, called, busy = collections.defaultdict(list), collections.Counter(), 0.0
     for event in events:
         name = str(event.get("name", ""))
-        if event.get("cat") == "kernel" and ("nccl" in name.lower() or kind_of(name) != "other"):
-            times[kind_of(name)].append(event["dur"])
+        if event.get("cat") == "kernel":
+            busy += event["dur"]
+            if "nccl" in name.lower() or kind_of(name) != "other":
+                times[kind_of(name)].append(event["dur"])
         elif event.get("cat") == "cpu_op" and name.startswith("c10d::"):
             called[kind_of(name)] += 1
     count = {kind: len(values) for kind, values in sorted(times.items())}
@@ -167,6 +170,7 @@ def collectives(events):
         "called": dict(sorted(called.items())),
         "p50_us": {kind: round(statistics.median(values), 1) for kind, values in sorted(times.items())},
         "per_step": most["allreduce"] / most["allgather"] if most.get("allgather") and most.get("allreduce") else None,
+        "share": round(sum(map(sum, times.values())) / busy, 3) if times else None,
     }
 
 

@@ -37,14 +37,14 @@ def test_collectives_of_a_trace(stage, tmp_path):
     found = stage.collectives(events)
     assert found == {
         "count": {"allgather": 3, "allreduce": 6}, "called": {"allreduce": 1}, "per_step": 2,
-        "p50_us": {"allgather": 11, "allreduce": 13},
+        "p50_us": {"allgather": 11, "allreduce": 13}, "share": round(37 / 127, 3),
     }  # fmt: skip
     path = tmp_path / "x-TP-0-DECODE.trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     assert stage.complete(path)
     path.write_bytes(path.read_bytes()[:40])
     assert not stage.complete(path)
-    assert stage.collectives([])["per_step"] is None
+    assert stage.collectives([])["per_step"] is None and stage.collectives([])["share"] is None
     called = [
         {"cat": "cpu_op", "name": name, "dur": 9} for name in ["c10d::allreduce_"] * 5 + ["c10d::_allgather_base_"]
     ]

@@ -49,6 +49,8 @@ STEPS = (
     ("probe", ["probe.yml", "-e", f"variants={PROBED}", "-e", "probe_file={folder}/probe.json"], 90, ""),
     ("tree_forced", ["deploy.yml", "-e", "variant=tree", *run.FORCED, *LADDER], 60, "[probe/probe-fails]"),
     ("deploy_baseline", ["deploy.yml", "-e", "variant=baseline", *LADDER], 330, ""),
+    # Beside a server that holds 0.88 of each GPU.
+    ("canary_fewchan", ["canary.yml", "-e", "variant=fewchan"], 120, ""),
     ("deploy_fewchan", ["deploy.yml", "-e", "variant=fewchan", *LADDER], 200, ""),
     ("rollback", ["rollback.yml"], 150, ""),
 )  # fmt: skip
@@ -76,7 +78,7 @@ def variables(folder, python, cards, size):
         **found, "model_files_source": "config", "model_files_path": str(folder / "kimi-shaped"),
         "sglang_server_served_model_name": "kimi-shaped", "sglang_server_port": PORT,
         # Made-up weights may say one word for ever.
-        "sglang_verify_min_distinct": 1, "sglang_verify_timeout": 300,
+        "sglang_verify_min_distinct": 1, "sglang_verify_timeout": 300, "sglang_canary_layers": 2,
         "sglang_benchmark_workload": "sweep", "sglang_benchmark_levels": [1, 32], "sglang_benchmark_requests": 4,
         "sglang_benchmark_input_tokens": 128, "sglang_benchmark_output_tokens": 64,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -97,7 +98,7 @@ def test_the_order_of_the_ladder_and_its_summary(stage, tmp_path, monkeypatch, c
     monkeypatch.setattr(stage.time, "sleep", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "k"), "--bundle", str(tmp_path)])
     assert stage.main() == 0
-    assert played == ["probe.yml", "deploy.yml", "deploy.yml", "deploy.yml", "rollback.yml", "stop.yml"]
+    assert played == ["probe.yml", "deploy.yml", "deploy.yml", "canary.yml", "deploy.yml", "rollback.yml", "stop.yml"]
     summary = json.loads((tmp_path / "k" / "summary.json").read_text())
     assert summary["steps"]["deploy_fewchan"]["profile"]["decode"]["per_step"] == 9.0
     assert summary["steps"]["deploy_fewchan"]["environment_ok"]
@@ -105,3 +106,13 @@ def test_the_order_of_the_ladder_and_its_summary(stage, tmp_path, monkeypatch, c
     monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "l"), "--only", "rollback"])
     assert stage.main() == 1, "a scheduler is missing"
     assert "rollback: rc 0" in capsys.readouterr().out
+
+
+def test_the_engine_sees_what_a_package_adds_to_the_path(stage, tmp_path):
+    """Python reads no .pth file below a bundle, so the engine's own names those folders as well."""
+    inner = tmp_path / "bundle" / "site" / "nested" / "packages"
+    inner.mkdir(parents=True)
+    (inner / "only_nested.py").write_text("found = True\n")
+    (tmp_path / "bundle" / "site" / "nested.pth").write_text("nested/packages")
+    python = stage.run.make_engine(tmp_path, tmp_path / "bundle")
+    subprocess.run([python, "-c", "import only_nested; assert only_nested.found"], check=True)

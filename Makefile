@@ -117,8 +117,9 @@ browser: testenv ## look at the report in Chromium, with an accessibility check;
 bench-deploy: testenv ## time a deploy against plain playbooks
 	.venv/bin/python tools/bench_deploy.py
 
-gpu-bundle: controller ## one archive for a GPU machine without network, packages are downloaded; tests/gpu/run.py runs there
+gpu-bundle: controller ## two archives for a GPU machine without network, packages are downloaded; tests/gpu/run.py runs there
 	.venv/bin/python tools/gpu_bundle.py
+	.venv/bin/python tools/gpu_bundle.py --kimi
 
 bench-health: testenv ## time how soon each fault of a start is seen; false alarms in 100 healthy starts
 	.venv/bin/python tools/bench_health.py

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Build one archive with all that a GPU machine without network needs: the real server, Ansible, and this project.
 
-    gpu_bundle.py [--output FILE] [--limit-mib 64]
+    gpu_bundle.py [--output FILE] [--limit-mib 64] [--kimi]
 
 The packages are those of tests/gpu/bundle.in, at their pinned versions, for Python 3.12; torch and its libraries come
 with the machine. Of sglang-kernel only the part for SM90 is kept: the others outweigh the rest a hundred times.
+With --kimi it is a second archive for the same folder, with nothing but the packages of tests/gpu/bundle-kimi.in, which
+tests/gpu/kimi_stage.py needs besides.
 Unpack it there and run project/tests/gpu/run.py. Downloads stay in .cache/gpu-bundle: a second build takes a minute.
 """
 
@@ -31,16 +33,16 @@ AS_WHEEL = ("supervisor",)
 KEEP_OUT = (".git", ".venv", ".cache", ".embedded", ".ansible", "__pycache__")
 
 
-def wanted():
-    """Return the pinned requirements of the bundle as lines."""
-    lines = (ROOT / "tests" / "gpu" / "bundle.in").read_text(encoding="utf-8").splitlines()
+def wanted(name):
+    """Return the pinned requirements of a list under tests/gpu as lines."""
+    lines = (ROOT / "tests" / "gpu" / name).read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def download(wheels):
+def download(wheels, requirements):
     """Fetch the wheels that are not there yet."""
     have = {tuple(path.name.split("-")[:2]) for path in wheels.glob("*.whl")}
-    missing = [item for item in wanted() if tuple(item.replace("-", "_").split("==")) not in have]
+    missing = [item for item in requirements if tuple(item.replace("-", "_").split("==")) not in have]
     if missing:
         target = ["--python-version", PYTHON, "--implementation", "cp", "--abi", f"cp{PYTHON.replace('.', '')}"]
         target += ["--abi", "abi3", "--abi", "none"]
@@ -86,28 +88,31 @@ def project(target):
 def main():
     """Build the archive."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=pathlib.Path, default=CACHE / "gpu-bundle.tar.xz")
+    parser.add_argument("--output", type=pathlib.Path, help="in .cache/gpu-bundle by default")
     parser.add_argument("--limit-mib", type=int, default=64)
     parser.add_argument("--packages-only", action="store_true", help="leave the project's own files out")
+    parser.add_argument("--kimi", action="store_true", help="what kimi_stage.py needs besides, in an archive")
     options = parser.parse_args()
-    wheels, tree = CACHE / "wheels", CACHE / "tree"
+    suffix = "-kimi" if options.kimi else ""
+    output = options.output or CACHE / f"gpu-bundle{suffix}.tar.xz"
+    wheels, tree = CACHE / f"wheels{suffix}", CACHE / f"tree{suffix}"
     wheels.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(tree, ignore_errors=True)
     (tree / "site").mkdir(parents=True)
     (tree / "wheels").mkdir()
-    download(wheels)
+    download(wheels, wanted(f"bundle{suffix}.in"))
     unpack(wheels, tree / "site")
     for wheel in wheels.glob("*.whl"):
         if wheel.name.startswith(AS_WHEEL):
             shutil.copy(wheel, tree / "wheels")
-    if not options.packages_only:
+    if not (options.packages_only or options.kimi):
         project(tree / "project")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     # Sorted names put alike files beside one another, which is worth some megabytes.
     command = ["tar", "--sort=name", "--owner=0", "--group=0", "--mtime=@0", "-C", tree, "-I", "xz -T0 -6", "-cf"]
-    subprocess.run([*command, options.output, "."], check=True)
-    size = options.output.stat().st_size / 2**20
-    print(f"{options.output}: {size:.1f} MiB")
+    subprocess.run([*command, output, "."], check=True)
+    size = output.stat().st_size / 2**20
+    print(f"{output}: {size:.1f} MiB")
     if size > options.limit_mib:
         sys.exit(
             f"the archive has more than {options.limit_mib} MiB; find the largest part with: du -ah {tree} | sort -h"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ansible.module_utils import sglang_canary_plan as plan
-from ansible.module_utils import sglang_canary_room
+from ansible.module_utils import sglang_canary_room, sglang_proc
 from ansible.module_utils.sglang_activation_rules import judge
 from ansible.module_utils.sglang_canary_live import UnmeasuredError
 from ansible.module_utils.sglang_canary_run import CanaryWatch, Disturbed, memory_back
@@ -49,6 +49,14 @@ class Trial:
 
     def _free(self):
         return sglang_canary_room.free_mb(self.p["device"], self.launch, self.run)
+
+    def _workers(self):
+        """Return ``{(pid, start): text}`` of the live server's workers."""
+        return {
+            (item["pid"], item["start"]): sglang_proc.describe(item)
+            for item in sglang_proc.scan(self.p["root"])
+            if item["role"] in sglang_proc.WORKER_ROLES and sglang_proc.alive(item["state"])
+        }
 
     def fits(self):
         """Return whether there is room now.
@@ -121,6 +129,7 @@ class Trial:
         except UnmeasuredError as problem:
             self._unmeasured(problem)
             return
+        workers = self._workers() if probe else {}
         ports = plan.free_ports()
         self.result.update(port=ports[0], layers=self.layers)
         verdict = "refused"
@@ -151,10 +160,22 @@ class Trial:
         if probe:
             probe.finish()
             self.result["live"] = probe.summary()
+            self._died(workers)
             if probe.failures and verdict == "passed":
                 self._find("live-hurt", "error", "The live server failed a request", "; ".join(probe.failures))
         if errors(self.result["findings"]) and verdict == "passed":
             self.result["verdict"] = "refused"
+
+    def _died(self, before):
+        gone = sorted(set(before) - set(self._workers()))
+        if gone:
+            self._find(
+                "live-died",
+                "error",
+                "Workers of the live server died while the canary ran",
+                ", ".join(before[key] for key in gone),
+                "read the live server's log before the canary is blamed (status.yml names it)",
+            )
 
     def _unmeasured(self, problem):
         self.result["verdict"] = "refused"

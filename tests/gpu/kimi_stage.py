@@ -49,9 +49,14 @@ STEPS = (
     ("probe", ["probe.yml", "-e", f"variants={PROBED}", "-e", "probe_file={folder}/probe.json"], 90, ""),
     ("tree_forced", ["deploy.yml", "-e", "variant=tree", *run.FORCED, *LADDER], 60, "[probe/probe-fails]"),
     ("deploy_baseline", ["deploy.yml", "-e", "variant=baseline", *LADDER], 330, ""),
+    # Beside a server that holds 0.88 of each GPU.
+    ("canary_fewchan", ["canary.yml", "-e", "variant=fewchan"], 120, ""),
     ("deploy_fewchan", ["deploy.yml", "-e", "variant=fewchan", *LADDER], 200, ""),
     ("rollback", ["rollback.yml"], 150, ""),
 )  # fmt: skip
+# The last step with each server, after which it is profiled: torch's profiler ended a scheduler with a segmentation
+# fault seconds after its profile, when its result was collected as garbage.
+LAST = {"canary_fewchan": "baseline", "deploy_fewchan": "fewchan"}
 PORT = 31700
 # Steps of decoding that a profile asks for, and the tokens of the extend: those of a verify.
 PROFILED, VERIFIED = 8, 4
@@ -76,7 +81,7 @@ def variables(folder, python, cards, size):
         **found, "model_files_source": "config", "model_files_path": str(folder / "kimi-shaped"),
         "sglang_server_served_model_name": "kimi-shaped", "sglang_server_port": PORT,
         # Made-up weights may say one word for ever.
-        "sglang_verify_min_distinct": 1, "sglang_verify_timeout": 300,
+        "sglang_verify_min_distinct": 1, "sglang_verify_timeout": 300, "sglang_canary_layers": 2,
         "sglang_benchmark_workload": "sweep", "sglang_benchmark_levels": [1, 32], "sglang_benchmark_requests": 4,
         "sglang_benchmark_input_tokens": 128, "sglang_benchmark_output_tokens": 64,
     }  # fmt: skip
@@ -99,7 +104,7 @@ def post(path, body, limit=60):
 
 
 def profile(folder, name, size, limit=30):
-    """Profile one extend of four tokens and some decode steps; return :func:`collectives` by stage.
+    """Profile one extend of four tokens and some decode steps; return :func:`of_ranks` by stage.
 
     The server writes one trace for each rank and stage. Where they do not come, the result says so.
     """
@@ -118,13 +123,10 @@ def profile(folder, name, size, limit=30):
     while time.monotonic() < end and len(found) < 2 * size:
         time.sleep(0.5)
         found = [path for path in out.glob("*.trace.json.gz") if complete(path)]
-    stages = {}
-    for path in found:
-        stages.setdefault(path.name.split("-")[-1].split(".")[0], []).append(collectives(read(path)))
-    return {
-        stage.lower(): {**rows[0], "ranks": len(rows), "alike": all(row["count"] == rows[0]["count"] for row in rows)}
-        for stage, rows in stages.items()
-    } or {"error": f"no trace within {limit} s"}
+    stages = collections.defaultdict(list)
+    for path in sorted(found):
+        stages[path.name.split("-")[-1].split(".")[0].lower()].append(read(path))
+    return {stage: of_ranks(ranks) for stage, ranks in stages.items()} or {"error": f"no trace within {limit} s"}
 
 
 def complete(path):
@@ -147,6 +149,15 @@ def kind_of(name):
     return next((kind for kind in ("allreduce", "allgather", "reducescatter") if kind in name), "other")
 
 
+def kernels(events):
+    """Return the kernels of a trace in their order as ``[(kind of collective or "", microseconds)]``."""
+    found = []
+    for event in sorted((item for item in events if item.get("cat") == "kernel"), key=lambda item: item["ts"]):
+        kind = kind_of(str(event["name"]))
+        found.append(("" if kind == "other" and "nccl" not in event["name"].lower() else kind, event["dur"]))
+    return found
+
+
 def collectives(events):
     """Return ``{count: {kind: kernels}, called: {kind: calls}, p50_us: {kind: median}, per_step}`` of a rank's trace.
 
@@ -154,12 +165,12 @@ def collectives(events):
     all-gather, of which a step makes one (its logits); None without any.
     """
     times, called = collections.defaultdict(list), collections.Counter()
+    for kind, spent in kernels(events):
+        if kind:
+            times[kind].append(spent)
     for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "kernel" and ("nccl" in name.lower() or kind_of(name) != "other"):
-            times[kind_of(name)].append(event["dur"])
-        elif event.get("cat") == "cpu_op" and name.startswith("c10d::"):
-            called[kind_of(name)] += 1
+        if event.get("cat") == "cpu_op" and str(event["name"]).startswith("c10d::"):
+            called[kind_of(event["name"])] += 1
     count = {kind: len(values) for kind, values in sorted(times.items())}
     most = count or called
     return {
@@ -168,6 +179,25 @@ def collectives(events):
         "p50_us": {kind: round(statistics.median(values), 1) for kind, values in sorted(times.items())},
         "per_step": most["allreduce"] / most["allgather"] if most.get("allgather") and most.get("allreduce") else None,
     }
+
+
+def of_ranks(traces):
+    """Return :func:`collectives` of the first rank with ``{ranks, alike, share, waiting}``.
+
+    ``share`` is the collectives' part of the time of a rank's kernels. A kernel of theirs runs until the last rank has
+    come, so the shortest of all ranks counts as its time, and ``waiting`` is the part of a rank's kernels beyond it.
+    Both are None where the ranks made different ones, or none.
+    """
+    rows, ranks = [collectives(events) for events in traces], [kernels(events) for events in traces]
+    each = [[spent for kind, spent in rank if kind] for rank in ranks]
+    alike = all(row["count"] == rows[0]["count"] for row in rows)
+    result = {**rows[0], "ranks": len(rows), "alike": alike, "share": None, "waiting": None}
+    if alike and each[0]:
+        own = sum(map(min, zip(*each)))
+        other = statistics.mean(sum(spent for kind, spent in rank if not kind) for rank in ranks)
+        whole = statistics.mean(map(sum, each)) + other
+        result.update(share=round(own / (own + other), 3), waiting=round(1 - (own + other) / whole, 3))
+    return result
 
 
 def benchmark(root):
@@ -200,7 +230,8 @@ def main():
     write_model(folder / "kimi-shaped")
     python = run.make_engine(folder, bundle)
     (folder / "variables.json").write_text(json.dumps(variables(folder, python, len(cards), size)))
-    summary = {"gpus": cards, "tp_size": size, "layers": KIMI_SHAPED["num_hidden_layers"], "steps": {}, "not_run": {}}
+    summary = {"gpus": cards, "tp_size": size, "layers": KIMI_SHAPED["num_hidden_layers"], "steps": {}}
+    summary.update(not_run={}, profile={})
     only = set(filter(None, options.only.split(",")))
     for name, arguments, limit, refusal in STEPS:
         left = options.limit - (time.monotonic() - started)
@@ -217,11 +248,13 @@ def main():
             done["as_expected"] = done["environment_ok"]
             if name.startswith("deploy"):
                 done["benchmark"] = benchmark(folder / "root")
-                done["profile"] = profile(folder, name, size)
         summary["steps"][name] = done
-        print(f"{name}: rc {done['rc']} in {done['seconds']} s", done.get("profile", ""), flush=True)
+        print(f"{name}: rc {done['rc']} in {done['seconds']} s", flush=True)
         if not done["as_expected"]:
             print(done["tail"], flush=True)
+        if name in LAST:
+            summary["profile"][LAST[name]] = profile(folder, LAST[name], size)
+            print(f"profile of {LAST[name]}: {summary['profile'][LAST[name]]}", flush=True)
     return run.finish(summary, python, folder, bundle, started)
 
 

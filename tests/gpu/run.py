@@ -66,7 +66,10 @@ def make_engine(folder, bundle):
     venv = folder / "engine"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (site,) = venv.glob("lib/python*/site-packages")
-    (site / "bundle.pth").write_text(f"{bundle / 'site'}\n{sysconfig.get_path('purelib')}\n")
+    # Python reads .pth files of its own site-packages only.
+    nested = [line for path in (bundle / "site").glob("*.pth") for line in path.read_text().splitlines()]
+    paths = [bundle / "site", *(bundle / "site" / line for line in nested), sysconfig.get_path("purelib")]
+    (site / "bundle.pth").write_text("".join(f"{path}\n" for path in paths))
     return venv / "bin" / "python3"
 
 

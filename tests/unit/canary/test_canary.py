@@ -9,6 +9,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -105,6 +106,28 @@ def test_stops_where_it_hurts(root, canary):
     result = canary(slow, live_floor=0.0001, live_factor=0.001)
     assert result["verdict"] == "disturbed" and result["elapsed"] < 40
     assert "[canary/live-hurt]" in result["msg"]
+    nothing_left(root, result)
+
+
+def test_a_live_server_that_dies_by_itself_is_named(root, canary):
+    """A live server may die of its own while a canary runs; whoever reads the refusal learns which process."""
+    root.serve(root.release("aaaa1111"))
+    (worker,) = [item for item in sglang_proc.scan(str(root.path)) if item["role"] == "scheduler"]
+
+    def kill():
+        end = time.monotonic() + 20
+        while not (root.path / "canary").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(worker["pid"], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    result = canary(root.release("bbbb2222"))
+    thread.join()
+    assert result["failed"] and result["verdict"] in ("disturbed", "refused")
+    (found,) = [item for item in result["findings"] if item["rule"] == "live-died"]
+    assert found["evidence"] == sglang_proc.describe(worker)
+    assert "[canary/live-died]" in result["msg"]
     nothing_left(root, result)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -21,9 +22,9 @@ def stage():
     return kimi_stage
 
 
-def kernel(name, microseconds):
+def kernel(name, microseconds, start=0):
     """Return a kernel's event of a trace."""
-    return {"cat": "kernel", "name": name, "dur": microseconds}
+    return {"cat": "kernel", "name": name, "dur": microseconds, "ts": start}
 
 
 def test_collectives_of_a_trace(stage, tmp_path):
@@ -49,6 +50,18 @@ def test_collectives_of_a_trace(stage, tmp_path):
         {"cat": "cpu_op", "name": name, "dur": 9} for name in ["c10d::allreduce_"] * 5 + ["c10d::_allgather_base_"]
     ]
     assert stage.collectives(called)["per_step"] == 5, "without a GPU the calls count"
+
+
+def test_a_rank_that_waits_spends_no_more_on_collectives(stage):
+    """The kernel of the rank that came last is the collective's time, whoever that was; the rest is waiting."""
+    early = [kernel("ncclDevKernel_AllReduce", 100, 1), kernel("gemm", 90, 2), kernel("ncclDevKernel_AllGather", 5, 3)]
+    late = [kernel("ncclDevKernel_AllGather", 50, 3), kernel("gemm", 90, 2), kernel("ncclDevKernel_AllReduce", 10, 1)]
+    found = stage.of_ranks([early, late])
+    assert (found["ranks"], found["alike"], found["share"]) == (2, True, round(15 / 105, 3))
+    assert found["waiting"] == round(1 - 105 / 172.5, 3)
+    different = stage.of_ranks([early, late[1:]])
+    assert (different["alike"], different["share"], different["waiting"]) == (False, None, None)
+    assert stage.of_ranks([[kernel("gemm", 9)]])["share"] is None
 
 
 @pytest.mark.parametrize(("change", "right"), [({}, True), ({"NCCL_ALGO": "Tree"}, False), (None, False)])
@@ -93,15 +106,33 @@ def test_the_order_of_the_ladder_and_its_summary(stage, tmp_path, monkeypatch, c
     monkeypatch.setattr(stage.run, "gpus", lambda: [("H200", "580", "0")] * 2)
     monkeypatch.setattr(stage.run, "make_engine", lambda *_: "python3")
     monkeypatch.setattr(stage.run, "schedulers", lambda *_: seen)
-    monkeypatch.setattr(stage, "profile", lambda *_: {"decode": {"per_step": 9.0}})
+
+    def profile(_folder, name, _size):
+        played.append(f"profile {name}")
+        return {"decode": {"per_step": 9.0}}
+
+    monkeypatch.setattr(stage, "profile", profile)
     monkeypatch.setattr(stage.time, "sleep", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "k"), "--bundle", str(tmp_path)])
     assert stage.main() == 0
-    assert played == ["probe.yml", "deploy.yml", "deploy.yml", "deploy.yml", "rollback.yml", "stop.yml"]
+    assert played == [
+        "probe.yml", "deploy.yml", "deploy.yml", "canary.yml", "profile baseline", "deploy.yml", "profile fewchan",
+        "rollback.yml", "stop.yml",
+    ]  # fmt: skip
     summary = json.loads((tmp_path / "k" / "summary.json").read_text())
-    assert summary["steps"]["deploy_fewchan"]["profile"]["decode"]["per_step"] == 9.0
+    assert summary["profile"]["fewchan"]["decode"]["per_step"] == 9.0
     assert summary["steps"]["deploy_fewchan"]["environment_ok"]
     seen["schedulers"].pop()
     monkeypatch.setattr(sys, "argv", ["kimi_stage.py", str(tmp_path / "l"), "--only", "rollback"])
     assert stage.main() == 1, "a scheduler is missing"
     assert "rollback: rc 0" in capsys.readouterr().out
+
+
+def test_the_engine_sees_what_a_package_adds_to_the_path(stage, tmp_path):
+    """Python reads no .pth file below a bundle, so the engine's own names those folders as well."""
+    inner = tmp_path / "bundle" / "site" / "nested" / "packages"
+    inner.mkdir(parents=True)
+    (inner / "only_nested.py").write_text("found = True\n")
+    (tmp_path / "bundle" / "site" / "nested.pth").write_text("nested/packages")
+    python = stage.run.make_engine(tmp_path, tmp_path / "bundle")
+    subprocess.run([python, "-c", "import only_nested; assert only_nested.found"], check=True)

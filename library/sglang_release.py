@@ -341,20 +341,16 @@ OPTIONS = {
 NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
 
 
-def options(module, name, spec, states, rule):
+def options(module, name, given, spec, states, rule):
     """Return the parameter ``name`` as ``spec`` describes it, its secrets kept out of the module's output."""
-    given = module.params[name]
     if not given:
         return {}
     if module.params["state"] not in states:
-        module.params[name] = {}
         module.fail_json(
             msg=f"{name}: it came with state={module.params['state']}. Rule: {rule}. Way out: leave it out."
         )
     answer = ArgumentSpecValidator(spec).validate(given)
     if answer.error_messages:
-        # What could not be read could hold a secret.
-        module.params[name] = {}
         module.fail_json(msg=f"{name}: {'; '.join(answer.error_messages)}")
     module.params[name] = answer.validated_parameters
     values = {**module.params[name], "env": hide_secrets(module, name)}
@@ -395,7 +391,10 @@ def main():
         ),
         supports_check_mode=True,
     )
-    given = {name: options(module, name, *rule) for name, rule in OPTIONS.items()}
+    asked = {name: module.params[name] for name in OPTIONS}
+    # None of them comes back as the invocation before its secrets are known, whichever of them is refused.
+    module.params.update(dict.fromkeys(OPTIONS, {}))
+    given = {name: options(module, name, asked[name], *rule) for name, rule in OPTIONS.items()}
     params = {**module.params, **given, "tools": module}
     state = params["state"]
     if not os.path.isabs(params["root"]):

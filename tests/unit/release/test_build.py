@@ -118,6 +118,12 @@ def test_refused_patch_names_its_rung_and_the_next_try_starts_anew(host, engine,
     assert not (host.path(release) / "site/left.py").exists()
 
 
+@pytest.mark.parametrize("bad", [{"checks": {"port": "x"}}, {"patches": {}, "keep": 0}, {"patches": {"env": {}}}])
+def test_what_is_refused_first_does_not_show_the_secrets_of_the_rest(host, whole, bad):
+    refused = host.call("compared", variant="baseline", inputs={"v": 1}, **{**whole, **bad})
+    assert refused["failed"] and KEY not in json.dumps(refused) and TOKEN not in json.dumps(refused)
+
+
 @pytest.mark.parametrize(
     "change, words",
     [

@@ -87,6 +87,22 @@ def test_refused_before_a_host_is_touched(case, tmp_path):
     assert "qzxwv" not in outcome.out + outcome.error and "73737373" not in outcome.out + outcome.error
 
 
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("sglang_server_restart_limit", ["launch:", "restart_limit", "'three'"]),
+        ("sglang_server_restart_on_hang", ["launch:", "restart_on_hang", "'three'"]),
+        ("host_preflight_margin_mb", ["checks:", "margin_mb", "'three'"]),
+    ],
+)
+def test_a_word_is_not_taken_for_zero_or_false(name, words, tmp_path):
+    """A filter would make a valid value of it; what the server and the checks are given is refused by its own call."""
+    root = tmp_path / "root"
+    outcome = play("deploy.yml", "--check", "-e", "variant=baseline", *extra(sglang_root=str(root), **{name: "three"}))
+    outcome.refused(*words)
+    assert len(outcome.failures) == 1 and not root.exists()
+
+
 def test_probe_of_what_lint_refuses(tmp_path):
     """Of several variants those refused are left out; where none is left, the message says so."""
     outcome = play("probe.yml", *extra(sglang_root=str(tmp_path / "root"), variants="tree, tree"))

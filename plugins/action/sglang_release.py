@@ -23,7 +23,8 @@ class ActionModule(ActionBase):
         child = os.fork() if self._task.args.get("launch") else None
         if child == 0:
             try:
-                self._configure_module("sglang_service", {}, task_vars)
+                # The interpreter is no part of what is kept; without one the host would be asked for it a second time.
+                self._configure_module("sglang_service", {}, {**task_vars, "ansible_python_interpreter": "python3"})
             finally:
                 os._exit(0)
         try:

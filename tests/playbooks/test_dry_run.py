@@ -151,3 +151,14 @@ def test_example_builds_an_engine_on_the_other_host():
     assert seen["sglang_engine_mode"] == "build"
     lock = ROOT / seen["sglang_engine_lock"].rpartition("}}/")[2]
     assert f"sglang=={seen['sglang_engine_version']}" in lock.read_text()
+
+
+def test_a_host_is_asked_for_its_python_once(tmp_path):
+    """The module of the switch is packed while the host compares; that asks nothing of the host."""
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("sglang: {children: {embedded: {hosts: {gpu01: {ansible_connection: local}}}}}\n")
+    (tmp_path / "group_vars").symlink_to(ROOT / "group_vars")
+    variables = extra(sglang_root=str(tmp_path / "root"))
+    outcome = play("deploy.yml", "-i", str(inventory), "-e", "variant=baseline", "--check", "-vvvv", *variables)
+    compared = outcome.out.partition("Take the lock and compare]")[2].partition("\nTASK [")[0]
+    assert compared.count("Attempting python interpreter discovery") == 1

@@ -389,6 +389,8 @@ def main():
             launch=dict(type="dict", default={}),
             unlock=dict(type="bool", default=False),
         ),
+        # The host's log would get the arguments before anything below knows what of them is secret.
+        no_log=True,
         supports_check_mode=True,
     )
     asked = {name: module.params[name] for name in OPTIONS}

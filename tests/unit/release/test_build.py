@@ -10,6 +10,7 @@ import sys
 import pytest
 from ansible.module_utils import sglang_ledger, sglang_release_build, sglang_release_compare
 from ansible.module_utils import sglang_release_store as store
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_patching import load_entries
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "patches"))
@@ -116,6 +117,13 @@ def test_refused_patch_names_its_rung_and_the_next_try_starts_anew(host, engine,
     (host.path(release) / "site/left.py").write_text("")
     host.ok("built", release=release, **whole)
     assert not (host.path(release) / "site/left.py").exists()
+
+
+def test_secrets_go_into_no_log_of_the_host(host, whole, monkeypatch):
+    logged = []
+    monkeypatch.setattr(AnsibleModule, "log", lambda module, *args, **named: logged.append(str((args, named))))
+    host.ok("built", release=asked(host), **whole)
+    assert not [text for text in logged if KEY in text or TOKEN in text]
 
 
 @pytest.mark.parametrize("bad", [{"checks": {"port": "x"}}, {"patches": {}, "keep": 0}, {"patches": {"env": {}}}])

@@ -37,6 +37,8 @@ except ImportError:  # in a release, where they lie beside this file
     import probe
 
 INTERVAL = 5.0
+# A worker that dies, and whose parent clears it away, before the first look at it would never be missed.
+YOUNG, BRISK = 60.0, 1.0
 # A server that stops ends its workers first: only a death that lasts is one under a living parent.
 CONFIRM = 10.0
 PAUSE = 2.0
@@ -192,7 +194,7 @@ class Watch:
         self.launch = policy.read_json(os.path.join(release, "launch.json"))
         self.settings = self.launch.get("watch") or {}
         self.restarts, self.history = [], []
-        self.server, self.begin, self.stopping = None, 0, False
+        self.server, self.begin, self.spawned, self.stopping = None, 0, 0.0, False
         self.mine, self.oom = (stat_of(os.getpid()) or (0, 0, 0, 0))[3], None
         self.code, self.reason, self.waited = 0, {}, ""
 
@@ -209,6 +211,7 @@ class Watch:
         env = {MARKER: self.release, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
         command = [sys.executable, "-I", "-S", os.path.join(self.release, "launch.py"), str(os.getpid())]
         self.server = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.spawned = time.monotonic()
         self.begin = (stat_of(self.server.pid) or (0, 0, 0, 0))[3]
         self.known, self.died, self.told, self.first, self.hung = {}, {}, set(), {}, 0.0
         self.awaited = bool(self.restarts)
@@ -219,10 +222,8 @@ class Watch:
         awaited = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
         # A hangup is none of those that end this program.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*awaited, signal.SIGHUP})
-        pause = self.settings.get("look_seconds", INTERVAL)
-        if self.follow():
-            pause = 0.0
-        else:
+        pause = 0.0
+        if not self.follow():
             # Whoever starts the service wants it to run, whatever was wanted before.
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.root, "stopped"))
@@ -231,6 +232,8 @@ class Watch:
         while True:
             got = signal.sigtimedwait(awaited, pause)
             pause = self.settings.get("look_seconds", INTERVAL)
+            if time.monotonic() - self.spawned < YOUNG:
+                pause = min(pause, BRISK)
             try:
                 if got is not None and got.si_signo != signal.SIGCHLD:
                     self.stop()

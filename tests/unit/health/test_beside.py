@@ -352,3 +352,12 @@ def test_a_restart_is_over_although_the_first_token_came_between_two_looks(tmp_p
     finally:
         watch.server.kill()
         watch.server.wait()
+
+
+def test_a_worker_that_dies_young_and_is_cleared_away_is_missed(watched):
+    """With looks as far apart as they are on a host: the first ones follow each other faster."""
+    release = watched({"health_dead_seconds": 1}, look_seconds=sglang_launch_watch.INTERVAL)
+    time.sleep(sglang_launch_watch.BRISK)
+    victim = release.kill("scheduler")
+    until(lambda: not pathlib.Path(f"/proc/{victim}").exists() or None)
+    until(lambda: events(release.root, "restart"), 20)

@@ -19,6 +19,8 @@ MOMENTS = {
 }
 RANDOM = random.Random(SEED)
 CASES = [(moment, RANDOM.choice([True, False]), RANDOM.uniform(0, longest)) for moment, longest in MOMENTS.items()]
+# With its forks, so that what the comparison was about stays as it is.
+CASES.insert(1, ("compare | Take the lock and compare", True, 0.7))
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ def test_refused_before_a_host_is_touched(case, tmp_path):
         ("sglang_server_restart_limit", ["launch:", "restart_limit", "'three'"]),
         ("sglang_server_restart_on_hang", ["launch:", "restart_on_hang", "'three'"]),
         ("host_preflight_margin_mb", ["checks:", "margin_mb", "'three'"]),
+        ("host_preflight_enforce", ["enforce", "'three'"]),
     ],
 )
 def test_a_word_is_not_taken_for_zero_or_false(name, words, tmp_path):

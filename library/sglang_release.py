@@ -338,6 +338,12 @@ OPTIONS = {
     "patches": (PATCHES, ("compared", "built"), "only compared and built patch copies"),
     "launch": (LAUNCH, ("compared", "built"), "only compared and built write what starts a server"),
 }
+# What an operator knows them by.
+INPUTS = {
+    "checks": "sglang_server_<argument> or host_preflight",
+    "patches": "sglang_patches",
+    "launch": "sglang_server",
+}
 NEEDS_RELEASE = ("created", "built", "active", "promoted", "rejected", "retired")
 
 
@@ -351,7 +357,8 @@ def options(module, name, given, spec, states, rule):
         )
     answer = ArgumentSpecValidator(spec).validate(given)
     if answer.error_messages:
-        module.fail_json(msg=f"{name}: {'; '.join(answer.error_messages)}")
+        way_out = f"the input is called {INPUTS[name]}_<argument>; give a value of its type"
+        module.fail_json(msg=f"{name}: {'; '.join(answer.error_messages)}. Way out: {way_out}.")
     module.params[name] = answer.validated_parameters
     values = {**module.params[name], "env": hide_secrets(module, name)}
     # The invocation comes back with the result: the names say as much as the texts of all edits.
